@@ -60,6 +60,7 @@ NOT_TORCH = {
     "_logger_connector": "Lightning",
     "_make_closure": "Lightning",
     "_maybe_log_save_evaluate": "transformers.Trainer",
+    "_metric_attributes": "Lightning",
     "_num_ready_batches_reached": "Lightning",
     "_on_before_batch_transfer": "Lightning",
     "_per_second": "suffixes of transformers' measurements",

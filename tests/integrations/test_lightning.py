@@ -1,4 +1,6 @@
-"""The Lightning example: killed in its phases, while it validates, saves and logs, and equal to itself undisturbed.
+"""The Lightning example, and scripts as people write them, killed in their phases, while they validate, save and log.
+
+They end with the bits, the logs and the files of a run without failures, and of Lightning's own `strategy="ddp"`.
 
 Runs where lightning is installed (`make test-integrations`).
 """
@@ -17,6 +19,7 @@ from tests.survival.harness import DEADLINE_SECONDS, ROOT, Job, Training, plain_
 pytest.importorskip("lightning", exc_type=ImportError)
 
 EXAMPLE = ROOT / "examples" / "lightning" / "train.py"
+PROGRAMS = ROOT / "tests" / "integrations" / "lightning_scripts"
 STEPS = 12  # of the optimizer, six an epoch
 # A validation and a checkpoint follow optimizer steps 2, 5, 8 and 11, at the head of the steps after them. Each step
 # logs at its head what the one before has computed.
@@ -30,6 +33,27 @@ DISTURBANCES = {
 }
 
 
+# Scripts with their arguments. The GAN validates after each fourth batch; the others have eight batches an epoch.
+SCRIPTS = {
+    "gan": ("gan.py", (), ("kill rank 0 in FORWARD of step 4", "kill rank 1 in OPTIMIZER of step 14")),
+    "gan that logs last": ("gan.py", ("--log-last",), ("kill rank 0 in BACKWARD of step 5",)),
+    "outputs and batches": ("shapes.py", ("plain",), ("kill rank 1 in FORWARD of step 8",)),
+    "weight averaging": ("shapes.py", ("average",), ("kill rank 0 in FORWARD of step 8",)),
+    "plateau": ("shapes.py", ("plateau",), ("kill rank 0 in OPTIMIZER of step 16",)),
+    "bf16 and clipping": ("shapes.py", ("bf16",), ("kill rank 0 in BACKWARD of step 3",)),
+    "limits": ("shapes.py", ("limits",), ("kill rank 1 in FORWARD of step 3",)),
+    "max_steps": ("shapes.py", ("steps",), ("kill rank 0 in FORWARD of step 5",)),
+    "two checkpoint callbacks": ("shapes.py", ("two",), ("kill rank 0 in FORWARD of step 16",)),
+    "LBFGS": ("shapes.py", ("lbfgs",), ("kill rank 1 in OPTIMIZER of step 9",)),
+}
+REFUSED = {
+    "devices": ("--devices", "4", "make `relight run --nproc-per-node` and devices equal"),
+    "fit twice": ("--fits", "2", "a second time"),
+    "relight.init": ("--init", "1", "leave out relight.init"),
+    "iterable data": ("--data", "iterable", "has no length"),
+}
+
+
 class Ended(NamedTuple):
     """Traces of a run: digests, logs, files."""
 
@@ -38,10 +62,10 @@ class Ended(NamedTuple):
     files: list[str]
 
 
-def train(directory: Path, faults: Sequence[str] = (), arguments: Sequence[str] = ()) -> Ended:
-    """Run the example under relight."""
+def train(directory: Path, faults: Sequence[str] = (), arguments: Sequence[str] = (), program: Path = EXAMPLE) -> Ended:
+    """Run a script under relight."""
     output = directory / "output"
-    training = Training(ranks=2, steps=0, program=str(EXAMPLE), arguments=("--output", str(output), *arguments))
+    training = Training(ranks=2, steps=0, program=str(program), arguments=("--output", str(output), *arguments))
     with Job(directory, training, faults=faults, standbys=1) as job:
         outcome = job.wait(DEADLINE_SECONDS)
     assert outcome.status == 0, outcome.describe()
@@ -50,12 +74,12 @@ def train(directory: Path, faults: Sequence[str] = (), arguments: Sequence[str] 
     return ended(outcome.stdout, output)
 
 
-def train_without(directory: Path) -> Ended:
-    """Run the example under torchrun, with Lightning's own strategy."""
+def train_without(directory: Path, arguments: Sequence[str] = (), program: Path = EXAMPLE) -> Ended:
+    """Run a script under torchrun, with Lightning's own strategy."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *(str(EXAMPLE), "--strategy", "ddp", "--output", str(directory / "output")),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)),
+            *("--strategy", "ddp", "--output", str(directory / "output"), *arguments),
         ],
         env=plain_environment(),
         capture_output=True,
@@ -67,11 +91,13 @@ def train_without(directory: Path) -> Ended:
 
 
 def ended(stdout: str, output: Path) -> Ended:
-    """Collect digests, logged metrics and names of files."""
+    """Collect digests, logged metrics and names of files; TensorBoard's have a number of the process's own."""
+    files = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
+    log = output / "log" / "version_0" / "metrics.csv"
     return Ended(
-        dict(re.findall(r"rank (\d+): (\d+ steps, digest \w+)", stdout)),
-        (output / "log" / "version_0" / "metrics.csv").read_text(),
-        sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()),
+        dict(re.findall(r"rank (\d+): (\d+ steps, digest .*)", stdout)),
+        log.read_text() if log.exists() else "",
+        sorted({re.sub(r"tfevents\..*", "tfevents", name) for name in files}),
     )
 
 
@@ -89,3 +115,39 @@ def test_ends_with_the_bits_logs_and_files_of_an_undisturbed_run(name: str, tmp_
 
 def test_has_the_bits_and_logs_of_lightnings_own_strategy(tmp_path: Path, undisturbed: Ended) -> None:
     assert train_without(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_ends_as_under_lightnings_own_strategy(name: str, tmp_path: Path) -> None:
+    program, arguments, faults = SCRIPTS[name]
+    plain = train_without(tmp_path / "plain", arguments, PROGRAMS / program)
+    assert set(plain.digests) == {"0", "1"}
+    assert train(tmp_path / "relight", faults, arguments, PROGRAMS / program) == plain
+
+
+def test_a_loop_with_fabric_ends_with_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", (), (), PROGRAMS / "fabric.py")
+    faults = ("kill rank 0 in BACKWARD of step 4", "kill rank 1 in OPTIMIZER of step 7")
+    assert whole.digests["0"].endswith("zero True")
+    assert train(tmp_path / "killed", faults, (), PROGRAMS / "fabric.py") == whole
+
+
+@pytest.mark.parametrize("checkpoint", ["last.ckpt", "epoch=0-step=3.ckpt"], ids=["epoch's end", "middle of an epoch"])
+def test_goes_on_from_a_checkpoint_of_lightnings(checkpoint: str, tmp_path: Path) -> None:
+    without_draws = ("--dropout", "0")
+    whole = train(tmp_path / "whole", (), without_draws)
+    train(tmp_path / "first", (), ("--epochs", "1", *without_draws))
+    resume = ("--resume", str(tmp_path / "first" / "output" / checkpoint), *without_draws)
+    faults = ("kill rank 0 in FORWARD of step 1", "kill rank 1 in OPTIMIZER of step 3")
+    assert train(tmp_path / "second", faults, resume).digests == whole.digests
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses(name: str, tmp_path: Path) -> None:
+    option, value, words = REFUSED[name]
+    arguments = ("--output", str(tmp_path / "output"), option, value)
+    training = Training(ranks=2, steps=0, program=str(PROGRAMS / "refused.py"), arguments=arguments)
+    with Job(tmp_path, training, standbys=0) as job:
+        outcome = job.wait(DEADLINE_SECONDS)
+    assert outcome.status == 1, outcome.describe()
+    assert words in outcome.stderr, outcome.describe()

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.plugins import AsyncCheckpointIO
 from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from torch.optim.swa_utils import AveragedModel
@@ -46,6 +47,20 @@ def refuse_unsupported(trainer: Any) -> None:
             _refuse(reason)
     for callback in trainer.callbacks:
         _refuse_callback(callback)
+
+
+def refuse_data(trainer: Any) -> None:
+    """Raise UsageError for training data whose steps cannot be laid out beforehand, once the loop has it."""
+    loop = trainer.fit_loop
+    if isinstance(loop._data_fetcher, _DataLoaderIterDataFetcher):
+        _refuse("training_step(dataloader_iter) draws its batches by itself: take a batch instead")
+    if loop.max_batches == float("inf"):
+        _refuse(
+            "the training data has no length (an IterableDataset): a replacement could not find its place in it. Use a "
+            "dataset with __len__ and __getitem__, or limit_train_batches=NUMBER and data that begins anew each time"
+        )
+    if not trainer.optimizers:
+        _refuse("configure_optimizers returned no optimizer, so there is nothing to train")
 
 
 def _refuse_callback(callback: Any) -> None:

@@ -8,23 +8,25 @@ What Lightning does inside `_FitLoop.run` and `_TrainingEpochLoop.run` is done h
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.data import _set_sampler_epoch
-from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.trainer import call
-from torch.utils.data import DataLoader, IterableDataset
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import relight
 from relight.errors import UsageError
+from relight.integrations.lightning_data import NoFetcher, updates, updates_done
 from relight.integrations.lightning_effects import Effects
-from relight.integrations.lightning_state import Progress, RankProgress, is_lightnings, is_plain
-from relight.integrations.updates import grouped_loader
+from relight.integrations.lightning_refusals import refuse_data
+from relight.integrations.lightning_state import Held, Progress, RankProgress, is_lightnings, is_plain
 
 _ENDLESS = 2**40  # steps: neither epochs nor steps are limited
+_LATE_HOOKS = (  # called in few steps: what they do to weights, no earlier step has shown
+    *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end"),
+    *("on_validation_batch_start", "on_validation_batch_end", "on_validation_model_eval", "on_validation_model_train"),
+    *("on_train_epoch_start", "on_train_epoch_end", "on_save_checkpoint", "on_train_end"),
+)
 _Pending = tuple[Any, Any, int]  # outputs of a batch, the batch, and its number in the epoch
 
 
@@ -34,6 +36,7 @@ def fit(strategy: Any, trainer: Any) -> None:
     loop.setup_data()
     if loop.skip:
         return
+    refuse_data(trainer)
     loop.reset()
     loop.on_run_start()
     strategy.run = run = FitRun(strategy, trainer)
@@ -66,25 +69,30 @@ class FitRun:
         self._is_automatic = trainer.lightning_module.automatic_optimization
         accumulate = trainer.accumulate_grad_batches if self._is_automatic else 1
         self._per_epoch = math.ceil(fit_loop.max_batches / accumulate)
-        first = _updates_done(fit_loop, accumulate, self._per_epoch)
+        first = updates_done(fit_loop, accumulate, self._per_epoch)
         self._first = first
+        self._syncs_first = getattr(strategy.model, "require_forward_param_sync", True)
+        module = trainer.lightning_module
+        module.forward = module.forward  # as it is once Lightning has called training_step through DDP
         self._closure: Any = None  # of the optimizer step under way
         self._pending: dict[int, _Pending] = {}  # of this step and the one before
         self._number = 0  # of the step under way
-        self._carries_pending = _gives_batches(trainer)
-        self._fetcher = fit_loop._data_fetcher = _NoFetcher(fit_loop._combined_loader)
+        self._carries_pending = has_own(trainer, "on_train_batch_end")
+        self._may_write = has_own(trainer, *_LATE_HOOKS) or bool(_averages(trainer))
+        self._fetcher = fit_loop._data_fetcher = NoFetcher(fit_loop._combined_loader)
         self.effects = Effects(strategy.job, trainer)
         self.progress = Progress(trainer)
         rank_progress = RankProgress(trainer, self.effects, self._carried_pending, self._take_pending)
         optimizers = strategy.optimizers
-        schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
+        self._schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
+        schedulers = [Held(each) if isinstance(each, ReduceLROnPlateau) else each for each in self._schedulers]
         self.training = relight.Training(
             model=strategy.model,
             optimizer=_named("optimizer", optimizers),
-            data=_updates(fit_loop, accumulate, first),
+            data=updates(fit_loop, accumulate, first),
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             rng="preserve",
-            per_rank={"trainer": rank_progress},
+            per_rank={"trainer": rank_progress, **_named("callback", _own_callbacks(trainer))},
             progress=self.progress,
             **_named("scheduler", schedulers),
             **_averages(trainer),
@@ -109,6 +117,7 @@ class FitRun:
         trainer = self._trainer
         trainer.training = True  # an attempt may have ended in a validation
         trainer.lightning_module._current_fx_name = None
+        self._decide_on_buffers(step.number)
         if step.warmup:
             for number, batch in enumerate(batches):
                 self._compute(batch, number, quiet=True)
@@ -128,6 +137,14 @@ class FitRun:
         if self.progress.is_over:
             self._fit.on_run_end()
 
+    def _decide_on_buffers(self, number: int) -> None:
+        """Have the first forward pass broadcast buffers if it does so under Lightning's own strategy.
+
+        There the pass before decides, which Lightning makes without synchronization in manual optimization.
+        """
+        syncs = self._syncs_first if number == 0 else self._is_automatic
+        self._strategy.model.require_forward_param_sync = syncs
+
     def _lead_to_training(self) -> None:
         """Begin the first epoch; of a resumed run, go on where its checkpoint was written."""
         epoch = self._epoch
@@ -139,13 +156,21 @@ class FitRun:
                 self._end_advance()
                 return
             epoch.val_loop.increment_progress_to_evaluation_end()
-        epoch.val_loop.restarting = False
 
     def _follow(self) -> None:
         """Do what follows the optimizer step before this one."""
         number = self._number - 1
+        before = self._scheduled()
         self._finish_batch(self._pending.get(number, ({}, None, self._epoch.batch_idx)))
+        if self._scheduled() != before:
+            raise UsageError(
+                "a hook that follows the optimizer step calls scheduler.step(), which relight takes for the write of "
+                "the next step: call it at the end of training_step (`if self.trainer.is_last_batch: scheduler.step()`)"
+            )
         self._pending = {number: self._pending[number]} if number in self._pending else {}
+
+    def _scheduled(self) -> list[int]:
+        return [each.last_epoch for each in self._schedulers if not isinstance(each, ReduceLROnPlateau)]
 
     # --- a batch --------------------------------------------------------------------------------------------------
     def _compute(self, batch: Any, batch_idx: int, *, quiet: bool = False) -> _Pending:
@@ -163,6 +188,7 @@ class FitRun:
                 "relight cannot keep for a replacement: let the data give tensors, or lists, tuples or dicts of these"
             )
         if not quiet:
+            epoch.val_loop.restarting = False
             self._fetcher.done = epoch.batch_progress.is_last_batch = batch_idx + 1 >= self._fit.max_batches
         epoch.batch_progress.increment_ready()
         trainer._logger_connector.on_batch_start(batch)
@@ -224,6 +250,9 @@ class FitRun:
 
     def _end_advance(self) -> None:
         fit_loop, epoch = self._fit, self._epoch
+        if self._may_write and (epoch._should_check_val_fx(self._fetcher) or epoch._num_ready_batches_reached()):
+            for tensor in (*self._strategy.model.parameters(), *self._strategy.model.buffers()):
+                _ = tensor.data  # relight copies it first, so that what a hook writes now and then is undone
         epoch.on_advance_end(self._fetcher)
         epoch.on_iteration_done()
         if not epoch.done:
@@ -257,83 +286,6 @@ class FitRun:
             self._pending = {self._number: tuple(pending)}
 
 
-class _NoFetcher(_DataFetcher):
-    """Stands where the loops expect a data fetcher; relight gives the batches."""
-
-    def __init__(self, loader: Any) -> None:
-        super().__init__()
-        self._combined_loader = loader
-
-    def __iter__(self) -> "_NoFetcher":
-        for _ in self.combined_loader.flattened:  # each draws a seed for workers when its iterator is made
-            torch.empty((), dtype=torch.int64).random_()
-        self.done = False
-        return self
-
-
-class _Updates:
-    """Lists of batches, one for each optimizer step, from loaders of any kind."""
-
-    def __init__(self, loop: Any, accumulate: int, first: int) -> None:
-        self._loader = loop._combined_loader
-        self._most = loop.max_batches
-        self._accumulate = accumulate
-        self._first_epoch, self._skipped = divmod(first, len(self))
-        self._at = 0
-        self.sampler = self  # relight tells samplers the rank and the epoch
-        self.num_replicas = 0
-
-    @property
-    def rank(self) -> int:
-        """The rank whose batches are given."""
-        return next((each.rank for each in self._samplers()), 0)
-
-    @rank.setter
-    def rank(self, rank: int) -> None:
-        for each in self._samplers():
-            each.rank = rank
-
-    def _samplers(self) -> Iterator[Any]:
-        for loader in self._loader.flattened:
-            sampler = getattr(loader, "sampler", None)
-            if hasattr(sampler, "rank") and hasattr(sampler, "num_replicas"):
-                yield sampler
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from the start of this run."""
-        self._at = epoch
-        for loader in self._loader.flattened:
-            _set_sampler_epoch(loader, self._first_epoch + epoch)
-
-    def __len__(self) -> int:
-        return math.ceil(self._most / self._accumulate)
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        batches = islice((batch for batch, _, _ in iter(self._loader)), self._most)
-        skipped = self._skipped if self._at == 0 else 0
-        for number in range(len(self)):
-            group = list(islice(batches, self._accumulate))
-            if number >= skipped:
-                yield group
-
-
-def _updates(loop: Any, accumulate: int, first: int) -> Any:
-    """Return the data of the steps: found by indices alone where it is one plain DataLoader."""
-    combined = loop._combined_loader
-    loader = combined.iterables
-    plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    if plain and loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
-        return grouped_loader(loader, accumulate, first=first, most=int(loop.max_batches))
-    return _Updates(loop, accumulate, first)
-
-
-def _updates_done(loop: Any, accumulate: int, per_epoch: int) -> int:
-    """Return the optimizer steps that the run of a checkpoint has made, in groups of batches."""
-    epochs = loop.epoch_progress.current
-    batches = loop.epoch_loop.batch_progress.current.ready if epochs.processed < epochs.ready else 0
-    return int(epochs.processed) * per_epoch + math.ceil(batches / accumulate)
-
-
 def _named(name: str, things: list[Any]) -> dict[str, Any]:
     if len(things) == 1:
         return {name: things[0]}
@@ -346,9 +298,15 @@ def _averages(trainer: Any) -> dict[str, Any]:
     return _named("ema", [each for each in found if isinstance(each, torch.optim.swa_utils.AveragedModel)])
 
 
-def _gives_batches(trainer: Any) -> bool:
-    """Whether code of the script's own is given the outputs and the batch when it is over."""
-    return any(not is_lightnings(each, "on_train_batch_end") for each in (trainer.lightning_module, *trainer.callbacks))
+def has_own(trainer: Any, *hooks: str) -> bool:
+    """Whether the module or a callback has one of these hooks from the script itself."""
+    things = (trainer.lightning_module, *trainer.callbacks)
+    return any(hasattr(each, hook) and not is_lightnings(each, hook) for each in things for hook in hooks)
+
+
+def _own_callbacks(trainer: Any) -> list[Any]:
+    """Return the callbacks of the script's own classes; those without `state_dict` have attributes only."""
+    return [each for each in trainer.callbacks if not type(each).__module__.startswith("lightning.")]
 
 
 def _drop_validation(trainer: Any) -> None:

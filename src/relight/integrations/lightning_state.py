@@ -85,6 +85,22 @@ def _load_loop(loop: _Loop, state: dict[str, Any]) -> None:
             vars(loop)[name] = value
 
 
+class Held:
+    """A scheduler that follows a metric: it steps after a validation, which is not the write of a step."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return that of the scheduler."""
+        state: dict[str, Any] = self._scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Pass it on to the scheduler."""
+        self._scheduler.load_state_dict(saved)
+
+
 class RankProgress:
     """Logged values, callbacks, what `on_train_batch_end` is given next, and what is kept back from loggers and disk.
 
@@ -172,22 +188,14 @@ def _load_results(trainer: Any, saved: list[dict[str, Any]], device: torch.devic
 # --- callbacks ----------------------------------------------------------------------------------------------------
 def _callback_state(callback: Callback) -> dict[str, Any]:
     if isinstance(callback, _SHOW):
-        return {"attributes": {}, "state": {}}
-    attributes = {name: copied(value) for name, value in vars(callback).items() if is_plain(value)}
-    return {"attributes": attributes, "state": copied(callback.state_dict()) if _has_own_state(callback) else {}}
+        return {}
+    return {name: copied(value) for name, value in vars(callback).items() if is_plain(value)}
 
 
 def _load_callback(callback: Callback, saved: dict[str, Any]) -> None:
-    for name, value in saved["attributes"].items():
+    for name, value in saved.items():
         mine = vars(callback).get(name)
         setattr(callback, name, moved(value, mine.device if isinstance(mine, torch.Tensor) else None))
-    if saved["state"]:
-        callback.load_state_dict(copied(saved["state"]))
-
-
-def _has_own_state(callback: Callback) -> bool:
-    """Whether a class of the script's says what its state is; Lightning's own have plain attributes."""
-    return not is_lightnings(callback, "state_dict")
 
 
 def is_lightnings(thing: Any, method: str) -> bool:

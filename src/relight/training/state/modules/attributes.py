@@ -29,8 +29,9 @@ from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, p
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 _MISSING = object()
-# Undone with a step, and never state: torch's own, and the name of the hook that Lightning calls just now.
-_NO_STATE = OWN_ATTRIBUTES | {"_current_fx_name"}
+# Undone with a step, and never state: torch's own, and of Lightning's modules the name of the hook that is called just
+# now, and the `id` of each metric.
+_NO_STATE = OWN_ATTRIBUTES | {"_current_fx_name", "_metric_attributes"}
 _MOST_STEADY = 32  # containers that no step has changed so far, compared in every step: some microseconds each
 # Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")

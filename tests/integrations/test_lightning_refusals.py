@@ -1,0 +1,73 @@
+"""Options and callbacks of a Lightning Trainer that are refused by name, without a job."""
+
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from relight.errors import UsageError
+
+pytest.importorskip("lightning", exc_type=ImportError)
+
+import lightning as L
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.plugins import AsyncCheckpointIO
+
+from relight.integrations.lightning import FabricRelightStrategy, RelightStrategy
+from relight.integrations.lightning_refusals import refuse_unsupported
+
+
+class Holds(Callback):
+    """A callback with an attribute."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+
+class Says(Holds):
+    """One that says what its state is."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return its state."""
+        return {"thing": list(self.thing)}
+
+
+def trainer(**options: Any) -> Any:
+    """Make a Trainer outside of a job, where the strategy is Lightning's own."""
+    return L.Trainer(strategy="relight", accelerator="cpu", devices=1, logger=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
+        ({"val_check_interval": timedelta(minutes=1)}, "val_check_interval as a time"),
+        ({"plugins": [AsyncCheckpointIO()]}, "AsyncCheckpointIO"),
+        ({"callbacks": [BatchSizeFinder()]}, "BatchSizeFinder"),
+        ({"callbacks": [StochasticWeightAveraging(0.1)]}, "use WeightAveraging"),
+        ({"callbacks": [GradientAccumulationScheduler({0: 1, 4: 2})]}, "GradientAccumulationScheduler"),
+        ({"callbacks": [Holds(deque())]}, r"Holds holds a deque \(thing\)"),
+        ({"callbacks": [Holds(torch.nn.Linear(2, 2))]}, r"Holds holds a module \(thing\)"),
+    ],
+)
+def test_refuses_by_name(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        refuse_unsupported(trainer(**options))
+
+
+def test_takes_plain_attributes_and_callbacks_that_say_what_their_state_is() -> None:
+    refuse_unsupported(trainer(callbacks=[Holds({"a": [1.0, torch.ones(2)]}), Says(deque())]))
+
+
+def test_is_lightnings_own_strategy_outside_of_a_job() -> None:
+    made = trainer()
+    assert isinstance(made.strategy, RelightStrategy)
+    assert made.strategy.job is None
+    assert isinstance(L.Fabric(strategy="relight", accelerator="cpu", devices=1)._strategy, FabricRelightStrategy)
