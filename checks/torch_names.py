@@ -60,6 +60,7 @@ NOT_TORCH = {
     "_logger_connector": "Lightning",
     "_make_closure": "Lightning",
     "_maybe_log_save_evaluate": "transformers.Trainer",
+    "_last_val_time": "Lightning",
     "_metric_attributes": "Lightning",
     "_num_ready_batches_reached": "Lightning",
     "_on_before_batch_transfer": "Lightning",

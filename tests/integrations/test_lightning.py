@@ -33,6 +33,16 @@ DISTURBANCES = {
 }
 
 
+# Hooks in which rank 0 ends itself, on which call: in the validation and at the epoch's end after optimizer step 5,
+# while the checkpoint of that step is written, and as the run ends.
+PLACES = {
+    "validation": ("on_validation_batch_end", "3"),
+    "end of an epoch": ("on_train_epoch_end", "1"),
+    "start of an epoch": ("on_train_epoch_start", "2"),
+    "before a checkpoint is written": ("on_save_checkpoint", "3"),
+    "after a checkpoint was written": ("saved", "0"),
+    "end of training": ("on_train_end", "1"),
+}
 # Scripts with their arguments. The GAN validates after each fourth batch; the others have eight batches an epoch.
 SCRIPTS = {
     "gan": ("gan.py", (), ("kill rank 0 in FORWARD of step 4", "kill rank 1 in OPTIMIZER of step 14")),
@@ -62,15 +72,21 @@ class Ended(NamedTuple):
     files: list[str]
 
 
-def train(directory: Path, faults: Sequence[str] = (), arguments: Sequence[str] = (), program: Path = EXAMPLE) -> Ended:
-    """Run a script under relight."""
+def train(
+    directory: Path,
+    faults: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    program: Path = EXAMPLE,
+    failures: int | None = None,
+) -> Ended:
+    """Run a script under relight, with as many failures as faults unless `failures` says another number."""
     output = directory / "output"
-    training = Training(ranks=2, steps=0, program=str(program), arguments=("--output", str(output), *arguments))
+    training = Training(ranks=2, steps=0, program=str(program), arguments=(*arguments, "--output", str(output)))
     with Job(directory, training, faults=faults, standbys=1) as job:
         outcome = job.wait(DEADLINE_SECONDS)
     assert outcome.status == 0, outcome.describe()
     assert outcome.report.bits_as_undisturbed == "yes", outcome.describe()
-    assert len(outcome.report.failures) == len(faults), outcome.describe()
+    assert len(outcome.report.failures) == (len(faults) if failures is None else failures), outcome.describe()
     return ended(outcome.stdout, output)
 
 
@@ -111,6 +127,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 def test_ends_with_the_bits_logs_and_files_of_an_undisturbed_run(name: str, tmp_path: Path, undisturbed: Ended) -> None:
     assert undisturbed.digests["0"].startswith(f"{STEPS} steps")
     assert train(tmp_path, DISTURBANCES[name]) == undisturbed
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_death_in_a_hook_leaves_the_same(place: str, tmp_path: Path, undisturbed: Ended) -> None:
+    arguments = (*PLACES[place], str(tmp_path / "mark"))
+    assert train(tmp_path, (), arguments, PROGRAMS / "dies.py", failures=1) == undisturbed
 
 
 def test_has_the_bits_and_logs_of_lightnings_own_strategy(tmp_path: Path, undisturbed: Ended) -> None:

@@ -31,6 +31,10 @@ class Holds(Callback):
         self.thing = thing
 
 
+class Bare(Callback):
+    """A callback without a constructor."""
+
+
 class Says(Holds):
     """One that says what its state is."""
 
@@ -63,7 +67,7 @@ def test_refuses_by_name(options: dict[str, Any], words: str) -> None:
 
 
 def test_takes_plain_attributes_and_callbacks_that_say_what_their_state_is() -> None:
-    refuse_unsupported(trainer(callbacks=[Holds({"a": [1.0, torch.ones(2)]}), Says(deque())]))
+    refuse_unsupported(trainer(callbacks=[Holds({"a": [1.0, torch.ones(2)]}), Says(deque()), Bare()]))
 
 
 def test_is_lightnings_own_strategy_outside_of_a_job() -> None:

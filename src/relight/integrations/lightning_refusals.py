@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
-from relight.integrations.lightning_state import is_lightnings, is_plain
+from relight.integrations.lightning_state import is_lightnings, is_own, is_plain
 
 _PRECISIONS = (Precision, MixedPrecision, HalfPrecision, DoublePrecision)
 _CALLBACKS = {
@@ -70,7 +70,7 @@ def _refuse_callback(callback: Any) -> None:
             _refuse(f"callback {name}: {reason}")
     if isinstance(callback, GradientAccumulationScheduler) and len(callback.scheduling) > 1:
         _refuse(f"callback {name}: steps of an epoch are laid out beforehand, with one accumulate_grad_batches")
-    if is_lightnings(callback, "__init__") or not is_lightnings(callback, "state_dict"):
+    if not is_own(callback) or not is_lightnings(callback, "state_dict"):
         return
     for attribute, value in vars(callback).items():
         if isinstance(value, torch.nn.Module) and not isinstance(value, AveragedModel):

@@ -19,7 +19,7 @@ from relight.errors import UsageError
 from relight.integrations.lightning_data import NoFetcher, updates, updates_done
 from relight.integrations.lightning_effects import Effects
 from relight.integrations.lightning_refusals import refuse_data
-from relight.integrations.lightning_state import Held, Progress, RankProgress, is_lightnings, is_plain
+from relight.integrations.lightning_state import Held, Progress, RankProgress, is_lightnings, is_own, is_plain
 
 _ENDLESS = 2**40  # steps: neither epochs nor steps are limited
 _LATE_HOOKS = (  # called in few steps: what they do to weights, no earlier step has shown
@@ -97,6 +97,9 @@ class FitRun:
             **_named("scheduler", schedulers),
             **_averages(trainer),
         )
+        self.training.carry(
+            ignore=("_last_val_time",)
+        )  # of a Trainer of the script's own class: a time of this process
 
     @property
     def steps(self) -> int:
@@ -306,7 +309,7 @@ def has_own(trainer: Any, *hooks: str) -> bool:
 
 def _own_callbacks(trainer: Any) -> list[Any]:
     """Return the callbacks of the script's own classes; those without `state_dict` have attributes only."""
-    return [each for each in trainer.callbacks if not type(each).__module__.startswith("lightning.")]
+    return [each for each in trainer.callbacks if is_own(each)]
 
 
 def _drop_validation(trainer: Any) -> None:

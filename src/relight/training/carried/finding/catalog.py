@@ -81,7 +81,7 @@ class Catalog:
         name, key = describe(place), key_of(place)
         if key in self.kept or key in self._left_out:
             return self.kept.get(key)
-        if name in self.ignored or name.rpartition(".")[2] in self.ignored:
+        if self._is_ignored(name):
             return None
         spot = self._spots.find(place)
         if spot is None:
@@ -199,6 +199,10 @@ class Catalog:
                 return True
         return key_of(place) in self._left_out
 
+    def _is_ignored(self, name: str) -> bool:
+        """Whether the script left it out, by this name or by its last part."""
+        return name in self.ignored or name.rpartition(".")[2] in self.ignored
+
     # --- doubts ------------------------------------------------------------------------------------------------
     def risk(self) -> str:
         """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""
@@ -211,7 +215,7 @@ class Catalog:
                 "in a variable"
             )
         places = [place for place in self.comparison.changed_since() if not self._is_covered(place)]
-        names = sorted({describe(place) for place in places} - self.ignored)
+        names = sorted(name for name in {describe(place) for place in places} if not self._is_ignored(name))
         if not names:
             return ""
         return (
