@@ -10,7 +10,7 @@ from relight.sim.search.shrink import shrink
 from relight.sim.world.timed import run_schedule
 
 RECORDED = {path.stem: path for path in sorted((Path(__file__).parent / "regressions").glob("*.txt"))}
-SOON = 1000  # schedules; what takes longer to find is hunted by `make test-all`
+SOON = 200  # schedules; what takes longer to find is hunted by `make test-all`
 
 
 @pytest.mark.parametrize(

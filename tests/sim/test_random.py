@@ -45,9 +45,9 @@ def run_block(first: int, count: int, **limits: object) -> None:
 
 
 def test_random_schedules() -> None:
-    found = search(0, 3_000)
+    found = search(0, 1_000)  # `.ci/run` searches for a minute
     print(f"{found.schedules} schedules, {found.per_second:.0f} a second")
-    assert found.schedules == 3_000
+    assert found.schedules == 1_000
     assert not found.violations
 
 
