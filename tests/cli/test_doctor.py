@@ -61,8 +61,8 @@ def test_json_names_what_is_protected_and_what_to_change(begin: Begin, tmp_path:
     ("how", "words"),
     [
         ("hidden", "was computed twice from the same start, and ended with other bits in"),
-        ("nested", "training.steps() stands inside another loop"),
-        ("none", "took no step from training.steps()"),
+        pytest.param("nested", "training.steps() stands inside another loop", marks=pytest.mark.all),
+        pytest.param("none", "took no step from training.steps()", marks=pytest.mark.all),
     ],
 )
 def test_a_refused_script_is_told_the_sentence(begin: Begin, how: str, words: str) -> None:
@@ -84,7 +84,12 @@ def test_a_script_that_fails_by_itself_shows_its_own_traceback(begin: Begin) -> 
 @pytest.mark.parametrize(
     ("first_line", "argument", "words"),
     [
-        ("import no_such_module", "--how=clean", "ModuleNotFoundError: No module named 'no_such_module'"),
+        pytest.param(
+            "import no_such_module",
+            "--how=clean",
+            "ModuleNotFoundError: No module named 'no_such_module'",
+            marks=pytest.mark.all,
+        ),
         ("", "--unknown", "unrecognized arguments: --unknown"),
     ],
 )
@@ -124,7 +129,7 @@ def test_a_file_beside_the_script_may_use_relight(tmp_path: Path) -> None:
     assert not trains_without_relight(script)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.all)])
 def test_an_interrupt_ends_the_job_and_leaves_nothing(begin: Begin, tmp_path: Path, number: signal.Signals) -> None:
     command = begin("doctor", "--steps", "1000", str(PROGRAM))
     command.wait_for(lambda: bool(command.children("relight.server")), "its job runs")
