@@ -4,12 +4,12 @@ import datetime
 import math
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from relight.chaos.plan import describe_fault
-from relight.core.account.report import ENDED, FailureReport, RecoveryReport
+from relight.core.account.report import ENDED, FailureReport
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Begin, EndJob, Notice, Restore, Resume, Stop
@@ -17,6 +17,8 @@ from relight.server.records.journal import JournalHeader, JournalLine, decode_li
 from relight.watch import events as out
 from relight.wire.settings import JobSettings, part_of
 from relight.wire.status import PublishStatus, StatusLine
+
+Kind = TypeVar("Kind", bound=out.Event)
 
 
 class EventFeed:
@@ -178,49 +180,16 @@ class EventFeed:
             self._failures += 1
             if failure.kind == ENDED:
                 self._unexplained.append(failure)
-            yield out.Failure(
-                **{**common, "generation": failure.generation},
-                number=failure.number,
-                rank=failure.rank,
-                process=failure.process,
-                kind=failure.kind,
-                step=failure.step,
-                phase=failure.phase,
-                evidence=failure.evidence,
-                detect_seconds=failure.detect_seconds,
-                detect_evidence=failure.detect_evidence,
-            )
+            yield _as_reported(out.Failure, failure, {**common, "generation": failure.generation})
         for reported in list(self._unexplained):
             failure = job_stats.failures.newest[reported.number - 1]
             if failure is not reported:
                 self._unexplained.remove(reported)
-                yield out.FailureExplained(
-                    **common, number=failure.number, kind=failure.kind, evidence=failure.evidence
-                )
+                yield _as_reported(out.FailureExplained, failure, common)
         recoveries = self._core.report().recoveries if is_over else job_stats.recoveries.newest
         for recovery in recoveries[self._recoveries :]:
             self._recoveries += 1
-            yield self._finish(recovery)
-
-    def _finish(self, recovery: RecoveryReport) -> out.Event:
-        return out.RecoveryFinished(
-            **self._common(),
-            number=recovery.number,
-            failures=recovery.failures,
-            decision=recovery.decision,
-            target_version=recovery.target_version,
-            replaced=recovery.replaced,
-            replacement_kind=recovery.replacement_kind,
-            sources=recovery.sources,
-            steps_repeated=recovery.steps_repeated,
-            tier=recovery.tier,
-            steps_undone=recovery.steps_undone,
-            moved_bytes=recovery.moved_bytes,
-            restarts=recovery.restarts,
-            wrote=recovery.wrote,
-            torn=recovery.torn,
-            stages=recovery.stages,
-        )
+            yield _as_reported(out.RecoveryFinished, recovery, self._common())
 
     def _end(self, command: EndJob) -> out.Event:
         report = self._core.report()
@@ -237,3 +206,9 @@ class EventFeed:
             bits_as_undisturbed=report.bits_as_undisturbed,
             doubts=tuple(f"rank {doubt.rank} in step {doubt.step}: {doubt.reason}" for doubt in report.doubts),
         )
+
+
+def _as_reported(kind: type[Kind], report: msgspec.Struct, common: dict[str, Any]) -> Kind:
+    """Make an event of this kind with what is common to all events, and with the report's fields of the same names."""
+    alike = (name for name in kind.__struct_fields__ if name in report.__struct_fields__)
+    return kind(**{**{name: getattr(report, name) for name in alike}, **common})
