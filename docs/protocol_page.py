@@ -83,6 +83,20 @@ first step of one (a discriminator that starts late) would be a surprise. The fo
 it all the same: if more comes after the barrier than the last write, ranks of different form would bring different
 collectives; and where states are compared before the barrier, they would compare different moments of the step.
 
+The rule of learning (`core/worker/pattern.py`) is made for scripts whose steps are not all alike: lazy regularization
+writes twice in some steps and four times in others, a critic is trained more often than its generator, a loss is
+averaged after the write in every hundredth step.
+
+- Two steps in a row that were alike on all ranks are enough for a step of one write. If any step had several writes,
+  it takes 64: one of them may come more often in a later step.
+- Once steps have **differed** in the place of their last need of other ranks, nothing is learnt any more: for the rest
+  of the job every write has a pre-image, and the barrier stands at the end. What only the first steps do (a value that
+  is set once) is no difference, nor is a step without a write, nor other writes where nothing more needs other ranks.
+- A rank keeps this through recoveries, and adds it to its number in each barrier, that of the step which differs
+  included, so all ranks, and every replacement, know of it with the next barrier that they pass.
+
+So a script can surprise once, at the first step that differs, and never after it.
+
 ### A surprise
 
 A write, a collective or a change of private state comes, contrary to what was learnt, after a barrier that stood
@@ -104,7 +118,12 @@ If the script of one rank alone would have surprised, and this rank fails before
 Torn ranks copy from a rank that has committed the step, or from one that has not written yet, if there is one; the
 decision rule finds it without knowing of surprises. If none is left, the job goes to the fallback tiers, or ends and
 says so. A torn rank has its own private state beside its page, and shows this by reporting *torn* and not *blank*,
-also after it has begun to copy. From the next step on, the barrier stands at the end.
+also after it has begun to copy.
+
+A surprise is a difference for ever, also to a rank that was interrupted in it. If a collective of all ranks was part of
+it, every rank that commits the step knows of it, so all of them put the barrier at the end from the next step on.
+Otherwise (a collective of some ranks, private state) the others hear of it at the next barrier, which may still stand
+before a write, and the step after that is the first with its barrier at the end.
 
 ## Why not decide from the failed rank
 

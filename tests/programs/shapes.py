@@ -162,6 +162,14 @@ def two_writes(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
     run.write()
 
 
+def lazy(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    (plain if run.number % 4 else two_writes)(run, x, y)
+
+
+def seldom(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
+    (two_writes if run.number == 6 else plain)(run, x, y)
+
+
 def momentum_encoder(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
     with torch.no_grad():
         for own, key in zip(run.net.parameters(), run.shadow.parameters(), strict=True):
@@ -282,6 +290,8 @@ def lbfgs(run: Run, x: torch.Tensor, y: torch.Tensor) -> None:
 
 SHAPES: dict[str, Callable[[Run, torch.Tensor, torch.Tensor], None]] = {
     "two-writes": two_writes,
+    "lazy": lazy,
+    "seldom": seldom,
     "momentum-encoder": momentum_encoder,
     "decay": decay,
     "evaluation": evaluation,

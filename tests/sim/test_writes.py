@@ -37,6 +37,13 @@ def search_all(ranks: int, faults: int, *shapes: str, relearns: bool = False, fi
     return found
 
 
+def search_learning(ranks: int, steps: int, faults: int, *shapes: str) -> Searched:
+    found = explore(situation(ranks, steps, faults, ("kill",), pattern=pattern_of(shapes, learns=True)))
+    assert found.complete
+    assert not found.violation, (found.violation, found.script)
+    return found
+
+
 # --- what is computed -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("one", "other"),
@@ -155,6 +162,30 @@ def test_one_death_where_all_learn_again_after_it(shapes: tuple[str, str]) -> No
     assert "finished" in search_all(3, 1, *shapes, relearns=True).ends
 
 
+@pytest.mark.parametrize(
+    ("steps", "shapes", "is_ever_lost"),
+    [(5, ("one", "two-end"), True), (4, ("two-end", "one"), False), (4, ("two-end",), False)],
+    ids=("a surprise once", "seen in time", "always alike"),
+)
+def test_one_death_where_ranks_learn(steps: int, shapes: tuple[str, ...], is_ever_lost: bool) -> None:
+    """The number of writes changes from step to step: at most the first difference is a surprise."""
+    found = search_learning(2, steps, 1, *shapes)
+    assert "finished" in found.ends
+    assert ("every replica lost" in found.ends) is is_ever_lost
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3600)
+def test_two_deaths_where_ranks_learn() -> None:
+    search_learning(2, 5, 2, "one", "two-end")
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3600)
+def test_three_ranks_that_learn() -> None:
+    search_learning(3, 5, 1, "one", "two-end")
+
+
 @pytest.mark.all
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SEVERAL)
@@ -199,5 +230,18 @@ def test_planted_bugs_are_found(name: str, shape: str) -> None:
         found = explore(situation(3, 2, 1, ("kill",), parts, pattern=pattern))
         assert found.violation, f"{name} breaks nothing in {found.situations} situations"
         script = Script(ranks=3, steps=2, faults=1, kinds=("kill",), choices=found.script, shapes=(shape,))
+        with pytest.raises(Violation, match=found.violation.partition(":")[0]):
+            script.follow(parts)
+
+
+@pytest.mark.parametrize("name", ["believed-again", "difference-forgotten", "difference-not-told"])
+def test_planted_bugs_of_learning_are_found(name: str) -> None:
+    pattern = pattern_of(("one", "two-end"), learns=True)
+    with find_mutation(name).planted() as parts:
+        found = explore(situation(2, 6, 1, ("kill",), parts, pattern=pattern))
+        assert found.violation, f"{name} breaks nothing in {found.situations} situations"
+        script = Script(
+            ranks=2, steps=6, faults=1, kinds=("kill",), choices=found.script, shapes=("one", "two-end"), learns=True
+        )
         with pytest.raises(Violation, match=found.violation.partition(":")[0]):
             script.follow(parts)

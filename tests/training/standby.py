@@ -23,7 +23,7 @@ class Standby:
     """A standby of a job of four ranks: as much of a runtime, and of its policy, as its groups ask."""
 
     closed = False
-    launches = 0
+    launches = launches_of_all = 0
     is_standby = True
     builds_late = False
     device = torch.device("cpu")

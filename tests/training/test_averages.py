@@ -21,7 +21,7 @@ Move = Callable[[nn.Module, nn.Module], None]
 class NoCollectives:
     """A process that launches none."""
 
-    launches = 0
+    launches = launches_of_all = 0
 
 
 class Holder(nn.Module):

@@ -147,7 +147,7 @@ class Open:
 
     rank = 0
     closed = False
-    launches = 0
+    launches = launches_of_all = 0
 
     def count_collective(self) -> None:
         pass
@@ -218,6 +218,7 @@ def test_launches_are_counted_and_waits_for_exchanges(pair: tuple[GenerationGrou
     exchange.wait()
     exchange.wait()
     assert gate.launches == 3
+    assert gate.launches_of_all == 1  # the receive is of two ranks
     assert received.tolist() == [1.0, 1.0]
     sent.wait()
     group.detach()

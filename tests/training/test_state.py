@@ -22,7 +22,7 @@ from relight.transfer.io.codec import Flat, decode_tree, encode_tree, unflatten
 class NoCollectives:
     """A process that launches none."""
 
-    launches = 0
+    launches = launches_of_all = 0
 
 
 class Net(nn.Module):
@@ -363,3 +363,26 @@ def test_bytes_of_parameters_are_the_same_before_and_behind_the_first_step() -> 
     """Or what a resumed job survives would be told with three times the size."""
     assert make(1)[2].parameter_bytes() == 4 * (4 * 4 + 4 + 4 + 4 + 4 + 4 + 4) + 8
     assert make(1, steps=1)[2].parameter_bytes() == 4 * (4 * 4 + 4 + 4 + 4 + 4)
+
+
+def test_an_optimizer_that_differs_between_ranks_is_known_with_the_gradients_of_its_module() -> None:
+    """DiLoCo: each rank trains a copy of its own."""
+    local = nn.Linear(2, 2)
+    inner = torch.optim.SGD(local.parameters(), lr=0.1)
+    net = nn.Linear(2, 2)
+    outer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state = TrackedState({"model": net}, {"outer": outer}, {}, {"local": local, "inner": inner})
+    assert state.name_of_writer(inner) == "per_rank['inner']"
+    assert state.name_of(inner) is None  # its state is no replica's
+    assert state.name_of_writer(outer) == "outer"
+    assert state.name_of_writer(torch.optim.SGD(net.parameters(), lr=0.1)) is None
+    state.see_gradients()
+    local(torch.ones(1, 2)).sum().backward()
+    state.clear_gradients()
+    assert local.weight.grad is None
+    local(torch.ones(1, 2)).sum().backward()
+    state.see_gradients()
+    local(torch.ones(1, 2)).sum().backward()
+    state.clear_gradients()
+    assert local.weight.grad is not None
+    assert not local.weight.grad.any()

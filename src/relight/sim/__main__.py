@@ -51,6 +51,7 @@ _GOES_WITH = {
     "fine": ("exhaustive",),
     "shapes": ("exhaustive",),
     "relearns": ("exhaustive",),
+    "learns": ("exhaustive",),
 }
 
 
@@ -139,6 +140,11 @@ def _add_exhaustive_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of --exhaustive: the first step after a recovery has its barrier at the end",
     )
+    parser.add_argument(
+        "--learns",
+        action="store_true",
+        help="of --exhaustive: ranks learn from their steps where the barrier stands; wants four steps or more",
+    )
     parser.add_argument("--fine", action="store_true", help="of --exhaustive: tell more apart (only for small jobs)")
 
 
@@ -178,6 +184,7 @@ def _script(options: argparse.Namespace) -> exhaustive.Script:
         mutation=options.mutation,
         shapes=tuple(_split(options.shapes)),
         relearns=options.relearns,
+        learns=options.learns,
     )
 
 

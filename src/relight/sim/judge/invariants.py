@@ -21,6 +21,7 @@ INVARIANTS = {
     "I18": "No more hosts are ordered than are wanted, and each order has a name of its own.",
     "I19": "Nothing is started on a host whose order is over, and no order outlives the job.",
     "I20": "A job that may have ended with other bits says so; one that ended as if undisturbed does not.",
+    "I21": "Once a rank has been surprised, no rank that hears of it has its barrier before a write again.",
     "L1": "A job ends well, or with a reason that its faults excuse.",
     "L2": "Nothing waits for ever.",
     "L3": "Nothing healthy is killed, and nothing is recovered without a cause.",

@@ -180,6 +180,7 @@ def _open_generation(worker: "Worker", action: act.Action) -> None:  # noqa: ARG
     worker.meeting_generation = 0
     worker.copying = None
     worker.page.prepared = -1
+    worker.learner = worker.learner.anew()
 
 
 def _discard_distrusted(worker: "Worker", action: act.DiscardDistrusted) -> None:

@@ -86,6 +86,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     verify_every: int = 0  # steps from one comparison of the ranks' states to the next; 0: they are not compared
     shapes: tuple[str, ...] = ()  # of the steps, one after another and round again; none: all of one write
     relearns: bool = False  # the first step after a recovery has its barrier at the end
+    learns: bool = False  # ranks learn from their steps where the barrier stands
     bug_step: int = -1  # the script raises there on rank 0, each time
     sample_seconds: float = (
         SAMPLE_SECONDS  # between two samples of a host; if longer, hosts are sampled in turn, as with many
@@ -205,7 +206,15 @@ def _with_writes(schedule: Schedule, draw: random.Random, *, moves: bool) -> Sch
         else fault
         for fault in schedule.faults
     ]
-    return msgspec.structs.replace(schedule, shapes=tuple(shapes), relearns=draw.random() < 0.4, faults=tuple(faults))
+    relearns, learns = draw.random() < 0.4, draw.random() < 0.3
+    return msgspec.structs.replace(
+        schedule,
+        shapes=tuple(shapes),
+        relearns=relearns and not learns,
+        learns=learns,
+        until=schedule.until + 2 * learns,
+        faults=tuple(faults),
+    )
 
 
 def _with_flips(schedule: Schedule, draw: random.Random, points: Sequence[str] = ()) -> Schedule:

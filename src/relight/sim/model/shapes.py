@@ -13,9 +13,14 @@ barrier, which must not change a bit.
     late-change    G | B | W P |          only private state changes after the barrier, against what was learnt
 
 G is the gradient's all-reduce, W a write, C another collective, P a change of private state, B a barrier.
+
+In a job whose ranks *learn*, shapes say only what the steps compute (a GAN that is regularized in every second step:
+`one,two-end`). The production's `Learner` says where the barrier stands, so which steps are surprises follows.
 """
 
 from typing import NamedTuple
+
+from relight.core.worker import pattern as learning
 
 
 class Script(NamedTuple):
@@ -69,6 +74,7 @@ class Pattern(NamedTuple):
 
     shapes: tuple[Shape, ...] = (Shape(),)
     relearns: bool = False  # the first step after a recovery has its barrier at the end
+    learns: bool = False  # where barriers stand follows from the steps before
 
     def of(self, step: int, began: int) -> Shape:
         """The shape of a step, in a generation that began to train with the version `began`."""
@@ -77,12 +83,13 @@ class Pattern(NamedTuple):
 
     def is_surprise(self, step: int) -> bool:
         """Whether a step may be longer than was learnt."""
-        return self.shapes[step % len(self.shapes)].is_surprise
+        shape = self.shapes[step % len(self.shapes)]
+        return shape.script != Script() if self.learns else shape.is_surprise
 
     @property
     def has_surprises(self) -> bool:
         """Whether some step is longer than was learnt."""
-        return any(shape.is_surprise for shape in self.shapes)
+        return any(self.is_surprise(step) for step in range(len(self.shapes)))
 
     def script(self, step: int) -> Script:
         """The shape of a step."""
@@ -90,8 +97,31 @@ class Pattern(NamedTuple):
 
 
 ONE_WRITE = Pattern()
+WRITE = "W"  # the name of every write
 
 
-def pattern_of(names: tuple[str, ...], *, relearns: bool = False) -> Pattern:
+def pattern_of(names: tuple[str, ...], *, relearns: bool = False, learns: bool = False) -> Pattern:
     """Return the pattern of the shapes of these names. Raises KeyError."""
-    return Pattern(tuple(SHAPES[name] for name in names) or ONE_WRITE.shapes, relearns)
+    return Pattern(tuple(SHAPES[name] for name in names) or ONE_WRITE.shapes, relearns, learns)
+
+
+# --- learning -----------------------------------------------------------------------------------------------------
+def learner() -> learning.Learner:
+    """Return production's learner, which believes sooner: a simulated job has few steps."""
+    return learning.Learner(agreements=1, agreements_of_several=2)
+
+
+def learnt_shape(script: Script, learner: learning.Learner) -> Shape:
+    """The shape of a step whose barrier stands where the worker has learnt."""
+    for written in range(script.writes):
+        if learner.stands_before((WRITE,) * written):
+            return Shape(script, written)
+    return Shape(script, script.writes)
+
+
+def seen_pattern(shape: Shape, learner: learning.Learner) -> learning.Pattern:
+    """Return what production's transaction says at the barrier of such a step (training/transaction/transaction.py)."""
+    if learner.learnt is not None and not shape.is_at_end:
+        return learner.learnt
+    writes = (WRITE,) * shape.script.writes
+    return learning.observed(writes, len(writes) if shape.script.changes_private_late else len(writes) - 1)

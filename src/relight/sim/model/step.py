@@ -17,6 +17,7 @@ from relight.sim.model.contents import (
     next_private,
     part_key,
 )
+from relight.sim.model.shapes import learnt_shape
 
 if TYPE_CHECKING:
     from relight.sim.model.worker import SimulatedWorker as Worker
@@ -109,6 +110,8 @@ def _begin_step(worker: "Worker") -> None:
     worker.feed(happened.StepEntered())
     worker.page.prepared = -1
     worker.page.step = worker.state.version
+    pattern = worker.world.pattern
+    worker.planned = learnt_shape(pattern.script(worker.state.version), worker.learner) if pattern.learns else None
     worker.undo = worker.state if worker.shape.written_before else None
     worker.stamp(Phase.FORWARD)
     worker.world.checker.began_step(worker)

@@ -23,7 +23,7 @@ from relight.sim.model.fallback_tiers import FallbackTiers
 from relight.sim.model.network import Copying
 from relight.sim.model.page import Page
 from relight.sim.model.points import COLLECTIVES, PATIENCE_SECONDS, PAUSE_BEFORE, PAUSES, WAITS
-from relight.sim.model.shapes import Shape
+from relight.sim.model.shapes import Shape, learner
 from relight.sim.model.surroundings import Surroundings
 
 Continue = Callable[["SimulatedWorker"], None]
@@ -41,8 +41,9 @@ class SimulatedWorker:
 
     __slots__ = tuple(
         (
-            "alive awake content copying doubts frozen gradient group_generation hung last_report lower machine "
-            "meeting_generation name next_private offer operation page point private resume_on_thaw staged stalled "
+            "alive awake content copying doubts frozen gradient group_generation hung knows last_report learner lower "
+            "machine meeting_generation name next_private offer operation page planned point private resume_on_thaw "
+            "staged stalled "
             "state struck surprised ticket todo undo unread waits_on world"
         ).split()
     )
@@ -58,10 +59,11 @@ class SimulatedWorker:
         self.struck = False  # some fault has struck this process
         self.page = Page()
         self.state = FIRST_STATE
-        self.private = 0
-        self.next_private = 0
-        self.gradient = 0
+        self.private = self.next_private = self.gradient = 0
         self.undo: State | None = None  # the pre-image of what the step in flight has written before its barrier
+        self.learner = learner()  # of a job whose ranks learn
+        self.planned: Shape | None = None  # by what was learnt, of the step in flight
+        self.knows = False  # it has been surprised, or has heard of a surprise: kept for the judge
         self.surprised = False  # more came after the barrier of the step in flight than the last write
         self.group_generation = 0  # of the group it is attached to; 0: none
         self.operation = -1  # number of the collective it waits in
@@ -104,13 +106,12 @@ class SimulatedWorker:
     @property
     def shape(self) -> Shape:
         """The shape of the step in flight."""
-        return self.world.pattern.of(self.state.version, self.machine.began)
+        return self.planned or self.world.pattern.of(self.state.version, self.machine.began)
 
     @property
     def holds_nothing(self) -> bool:
         """Whether its state is worth nothing: it holds none, or is where nothing can be undone or finished alone."""
-        machine = self.machine
-        return machine.blank or machine.torn or (machine.passed and self.surprised)
+        return self.machine.blank or self.machine.torn or (self.machine.passed and self.surprised)
 
     @property
     def healthy(self) -> bool:

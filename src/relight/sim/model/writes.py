@@ -14,16 +14,21 @@ from relight.core.worker import events as happened
 from relight.core.worker.states import State as Stand
 from relight.sim.model.contents import (
     State,
+    Violation,
     contribution,
     late_private,
     reduce,
 )
+from relight.sim.model.shapes import seen_pattern
 
 if TYPE_CHECKING:
     from relight.sim.model.worker import SimulatedWorker as Worker
 
 
-_PAUSE = 1 << 40  # in what a rank brings to a barrier: all are to pause after this step
+# In what a rank brings to a barrier:
+_PAUSE = 1 << 40  # all are to pause after this step
+_KNOWS = 1 << 41  # it had heard of a surprise; read by the judge alone
+_PATTERN = 1 << 42  # the number of its pattern
 
 
 # --- collectives --------------------------------------------------------------------------------------------------
@@ -186,8 +191,10 @@ def _show_prepared(worker: "Worker", action: act.Action) -> None:  # noqa: ARG00
 
 def _enter_barrier(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
     worker.stamp(Phase.BARRIER)
-    vote = 1 if worker.lower is None else worker.lower.vote()
-    if not enter(worker, "BARRIER", vote + _PAUSE * worker.machine.winding_down):
+    vote = (1 if worker.lower is None else worker.lower.vote()) + _PAUSE * worker.machine.winding_down
+    if worker.world.pattern.learns:
+        vote += _KNOWS * worker.knows + _PATTERN * worker.learner.number(seen_pattern(worker.shape, worker.learner))
+    if not enter(worker, "BARRIER", vote):
         worker.interrupt()
 
 
@@ -198,7 +205,18 @@ def _on_barrier(worker: "Worker") -> None:
         return
     if worker.lower is not None:
         worker.lower.count(sum(vote % _PAUSE for vote in votes.values()))
-    worker.feed(happened.BarrierPassed(winds_down=any(vote >= _PAUSE for vote in votes.values())))
+    if worker.world.pattern.learns:
+        _learn(worker, votes)
+    worker.feed(happened.BarrierPassed(winds_down=any(vote & _PAUSE for vote in votes.values())))
+
+
+def _learn(worker: "Worker", votes: dict[int, int]) -> None:
+    """Count the patterns of all ranks (`Transaction.count`)."""
+    seen, heard = seen_pattern(worker.shape, worker.learner), any(vote & _KNOWS for vote in votes.values())
+    if heard and not worker.shape.is_at_end:
+        raise Violation(f"I21: rank {worker.rank} has its barrier before a write, though some rank knew of a surprise")
+    worker.learner = worker.learner.count(seen, sum(vote // _PATTERN for vote in votes.values()), len(votes))
+    worker.knows |= heard or worker.learner.differs
 
 
 def _report_broken_collective(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
@@ -244,6 +262,8 @@ def finish(worker: "Worker") -> None:
     surprise = ""
     if worker.shape.is_surprise:
         change_private_late(worker)
+        if worker.world.pattern.learns:
+            worker.learner = worker.learner.surprised(everywhere=worker.shape.needs_others_late)
         surprise = f"a failure struck in step {worker.state.version}, which was longer than had been learnt"
     worker.feed(happened.StepFinished(all_written(worker).committed().lineage, surprise))
     if worker.machine.state is Stand.OUTSIDE:
@@ -280,7 +300,8 @@ def _report_resumed(worker: "Worker", action: act.Action) -> None:  # noqa: ARG0
 # --- a surprise: more comes after the barrier than was learnt -----------------------------------------------------
 def _be_surprised(worker: "Worker") -> None:
     """Mark a write without a pre-image, whose rest needs the others: a rank that is interrupted now is torn."""
-    worker.surprised = True
+    worker.surprised = worker.knows = True
+    worker.learner = worker.learner.surprised(everywhere=True)
     worker.state = applied(worker, last=False)
     _halve(worker)
     if not _enter_second(worker, "EXTRA"):

@@ -1,6 +1,7 @@
 """Workers that carry actions out otherwise: variants of `sim/model`, where the real driver could be wrong."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from relight.core.protocol.events import Event, Saved
@@ -11,7 +12,7 @@ from relight.core.worker.states import State as Stand
 from relight.sim.model import recovery, writes
 from relight.sim.model.contents import next_private
 from relight.sim.model.fallback_tiers import FallbackTiers, SavedSlot
-from relight.sim.model.shapes import Shape
+from relight.sim.model.shapes import Shape, learner
 from relight.sim.model.worker import CarryOut, Continue, SimulatedWorker
 
 _POINTS = SimulatedWorker.points
@@ -349,3 +350,38 @@ class GoesByItsOwnSteps(SimulatedWorker):
     def shape(self) -> Shape:
         shape = super().shape
         return shape if self.page.commits else shape.at_end
+
+
+class BelievesAgain(SimulatedWorker):
+    """A defect of an earlier version: after a surprise the pattern of a script was learnt anew, from a few more equal
+    steps. A script whose every fourth step is longer was surprised again and again.
+    """
+
+    @staticmethod
+    def _forget(worker: SimulatedWorker) -> None:
+        worker.learner = replace(worker.learner, differs=False)
+
+    carry_outs: ClassVar[Mapping[type[act.Action], CarryOut]] = _after(act.ConfirmVersion, _forget)
+
+
+class ForgetsTheDifferenceInARecovery(SimulatedWorker):
+    """All ranks learn anew after a recovery, and forget that steps have been seen to differ."""
+
+    @staticmethod
+    def _forget(worker: SimulatedWorker) -> None:
+        worker.learner = learner()
+
+    carry_outs: ClassVar[Mapping[type[act.Action], CarryOut]] = _after(act.OpenGeneration, _forget)
+
+
+class TellsNoRankOfADifference(SimulatedWorker):
+    """A rank that knows that steps differ keeps it to itself: a replacement learns what the others do not believe."""
+
+    @staticmethod
+    def _enter(worker: SimulatedWorker, action: act.Action) -> happened.Event | None:
+        known, worker.learner = worker.learner, replace(worker.learner, differs=False)
+        event = _CARRY_OUTS[act.EnterBarrier](worker, action)
+        worker.learner = known
+        return event
+
+    carry_outs: ClassVar[Mapping[type[act.Action], CarryOut]] = {**_CARRY_OUTS, act.EnterBarrier: _enter}

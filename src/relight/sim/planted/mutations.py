@@ -332,6 +332,9 @@ MUTATIONS = (
     Mutation("handshake-trusted", 5000, decisions=workers.TrustsTheHandshake, flips=True),
     Mutation("every-surprise-doubted", 500, decisions=workers.DoubtsEverySurprise, writes=True),
     Mutation("private-of-a-surprise", 500, worker=executions.KeepsWhatASurpriseMadeOld, writes=True),
+    Mutation("believed-again", 200, worker=executions.BelievesAgain, writes=True),
+    Mutation("difference-forgotten", 200, worker=executions.ForgetsTheDifferenceInARecovery, writes=True),
+    Mutation("difference-not-told", 200, worker=executions.TellsNoRankOfADifference, writes=True),
     Mutation("goes-by-its-own-steps", 500, worker=executions.GoesByItsOwnSteps, writes=True),
 )
 

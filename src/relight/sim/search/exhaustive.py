@@ -71,11 +71,12 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     mutation: str = ""
     shapes: tuple[str, ...] = ()
     relearns: bool = False
+    learns: bool = False
 
     def follow(self, parts: Parts = PRODUCTION) -> str:
         """Follow the choices and return a line for each. Raises Violation with these lines if an invariant breaks."""
         lines: list[str] = []
-        pattern = pattern_of(self.shapes, relearns=self.relearns)
+        pattern = pattern_of(self.shapes, relearns=self.relearns, learns=self.learns)
         here = situation(self.ranks, self.steps, self.faults, self.kinds, parts, fine=self.fine, pattern=pattern)
         here.listener = lambda what, thing: lines.append(f"    {what} {show(thing)}")
         for choice in self.choices:
@@ -201,7 +202,7 @@ def situation(
 def main(job: Script) -> int:
     """For the command line: search the job of `job`, whose choices do not count. Returns the exit status."""
     mutation = find_mutation(job.mutation) if job.mutation else None
-    pattern = pattern_of(job.shapes, relearns=job.relearns)
+    pattern = pattern_of(job.shapes, relearns=job.relearns, learns=job.learns)
     with mutation.planted() if mutation is not None else contextlib.nullcontext(PRODUCTION) as parts:
         start = situation(job.ranks, job.steps, job.faults, job.kinds, parts, fine=job.fine, pattern=pattern)
         found = explore(start)

@@ -114,6 +114,7 @@ class Describer:
                 machine.prepared,
                 machine.passed,
                 machine.began if worker.world.pattern.relearns else 0,
+                (worker.planned, worker.learner, worker.knows) if worker.world.pattern.learns else (),
                 machine.surprise,
                 tuple([doubt.reason for doubt in worker.doubts]) if worker.doubts else (),
                 self._order(machine.order, worker),

@@ -50,6 +50,8 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
         yield change(schedule, parts=1)
     if schedule.relearns:
         yield change(schedule, relearns=False)
+    if schedule.learns:
+        yield change(schedule, learns=False)
     if schedule.shapes:
         yield change(schedule, shapes=())
     for index in range(len(schedule.shapes) if len(schedule.shapes) > 1 else 0):

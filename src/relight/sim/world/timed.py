@@ -93,7 +93,7 @@ class SimulatedJob(World):
             supply_timeout_seconds=SUPPLY_TIMEOUT_SECONDS,
             supply_idle_seconds=SUPPLY_IDLE_SECONDS,
         )
-        pattern = pattern_of(schedule.shapes, relearns=schedule.relearns)
+        pattern = pattern_of(schedule.shapes, relearns=schedule.relearns, learns=schedule.learns)
         super().__init__(self.settings, schedule.until, parts.controller, parts.worker, pattern)
         self.make_controller = parts.controller
         self.schedule = schedule

@@ -20,7 +20,7 @@ from relight.training.collectives.groups import Ranks
 from relight.training.collectives.operations import Exchange, Operation
 from relight.training.collectives.policy import CollectivePolicy
 from relight.training.torch_private.autograd import RUN_BACKWARD, not_compiled
-from relight.training.torch_private.groups import OPERATIONS, make_detached_group
+from relight.training.torch_private.groups import OPERATIONS, POINT_TO_POINT, make_detached_group
 
 
 class GroupMaker(Protocol):
@@ -50,6 +50,7 @@ class RelightProcessGroup(dist.ProcessGroup):
         self._policy = policy
         self._maker = maker
         self._size = len(ranks)
+        self._is_of_all = place == 0  # the default group
         self._device = device
         self._name = self._description = ""
         self.ranks = ranks
@@ -111,6 +112,11 @@ class RelightProcessGroup(dist.ProcessGroup):
     def setGroupDesc(self, description: str) -> None:
         self._description = description
 
+    def _count_launch(self, operation: str) -> None:
+        policy = self._policy
+        policy.launches += 1
+        policy.launches_of_all += self._is_of_all and operation not in POINT_TO_POINT
+
     @not_compiled
     def allreduce(self, *args: Any, **kwargs: Any) -> Any:
         # The backward passes of an accelerator run in threads of C++, where nothing of Python calls this.
@@ -119,7 +125,7 @@ class RelightProcessGroup(dist.ProcessGroup):
             policy, formed = self._policy, self.formed
             if formed is not None and not formed.is_detached and not policy.closed and policy.is_protected():
                 policy.count_collective()
-                policy.launches += 1
+                self._count_launch("allreduce")
                 return formed.reduce_bucket(*args, **kwargs)
         return self._launch("allreduce", *args, **kwargs)
 
@@ -137,7 +143,7 @@ class RelightProcessGroup(dist.ProcessGroup):
             policy.cut(operation)
             return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
         policy.count_collective()
-        policy.launches += 1
+        self._count_launch(operation)
         if protected:
             work = self.formed.launch(operation, *args, **kwargs)
             if isinstance(work, (Operation, Exchange)):

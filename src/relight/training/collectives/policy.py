@@ -7,6 +7,7 @@ class CollectivePolicy(Protocol):
     """The worker, as its process groups see it."""
 
     launches: int  # operations launched by the script, and exchanges that it has begun to wait for
+    launches_of_all: int  # of these, the ones in which every rank takes part
 
     @property
     def rank(self) -> int:

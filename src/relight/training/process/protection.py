@@ -44,6 +44,7 @@ class Protection:
         # Operations that the script launched, buckets of DDP included, and sends and receives that it began to wait
         # for. To wait for a collective counts for nothing: `await_launched` has done so before the write.
         self.launches = 0
+        self.launches_of_all = 0  # of these, the ones in which every rank takes part
         self._gathering = False
         self._interrupt: Any = None
 

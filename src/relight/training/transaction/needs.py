@@ -21,6 +21,10 @@ class LaunchCount(Protocol):
     def launches(self) -> int:
         """How many were launched so far."""
 
+    @property
+    def launches_of_all(self) -> int:
+        """Count those in which every rank takes part."""
+
 
 class CarriedState(Protocol):
     """State that the script carries from step to step by itself."""
@@ -60,6 +64,7 @@ class Needs:
         self._carried = carried
         self._streams = streams
         self._seen: tuple[Any, ...] = ()  # launches and private state, at the last look
+        self._launches_of_all = 0  # as an early barrier was passed
         self.stirred = 0  # of the step's writes, the number of those before its last need
 
     @property
@@ -82,6 +87,12 @@ class Needs:
     def pass_barrier(self, now: list[int]) -> None:
         """An early barrier is passed: no need is expected from here on."""
         self._seen = self._look(now)
+        self._launches_of_all = self._collectives.launches_of_all
+
+    @property
+    def needed_all(self) -> bool:
+        """Whether a collective of all ranks came after an early barrier: all of them know of it."""
+        return self._collectives.launches_of_all > self._launches_of_all
 
     def surprise(self, now: list[int], lost: Sequence[Key]) -> str:
         """Name a need that came after an early barrier; empty: none did. `lost`: averages moved by the script."""

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from relight.core.worker.pattern import Learner, Pattern, observed
 from relight.training.state.modules.slots import Key
 from relight.training.transaction.changes import ChangeWatch
 from relight.training.transaction.image_plan import ImagePlan
 from relight.training.transaction.needs import CarriedState, LaunchCount, Needs, NothingCarried, Streams
-from relight.training.transaction.pattern import Learner, Pattern, observed
 from relight.training.transaction.step_images import StepImages
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Transaction:
 
     def reset(self) -> None:
         """Learn anew on all ranks, after a recovery: a replacement has seen no step."""
-        self.learner.reset()
+        self.learner = self.learner.anew()
         self._plan.reset()
         self._unused = set(self._state.optimizers)
         self._changes.forget()
@@ -78,10 +78,15 @@ class Transaction:
         """Where the barrier may stand, by this step."""
         learnt = self.learner.learnt
         if learnt is not None and (self._is_early or not self._writes):
-            return learnt if not self.surprise else Pattern()
+            return learnt
         return observed(
             self._writes, self._needs.stirred, more_expected=bool(self._unused) or self._needs.more_expected
         )
+
+    @property
+    def number(self) -> int:
+        """The number that this rank adds to the barrier's all-reduce."""
+        return self.learner.number(self.pattern)
 
     def changed_between_steps(self) -> list[Key]:
         """Return tensors that have changed since the last step ended."""
@@ -167,11 +172,17 @@ class Transaction:
         if early:
             self._needs.pass_barrier(now)
 
+    def count(self, total: int, ranks: int) -> None:
+        """The barrier is passed: learn from `total`, the sum of `number` over all `ranks`."""
+        self.learner = self.learner.count(self.pattern, total, ranks)
+
     def commit(self) -> None:
         """The step counts. Afterwards `surprise` says what came after an early barrier although nothing used to."""
         now = self._changes.scan()
         lost = self._state.averages.commit() if self._state.averages else []
         self.surprise = self._needs.surprise(now, lost) if self._is_early else ""
+        if self.surprise:
+            self.learner = self.learner.surprised(everywhere=self._needs.needed_all)
         self.is_open = False
         self._images.commit()
         self._plan.commit()
@@ -193,6 +204,10 @@ class Transaction:
         self._images.drop()
         self._state.averages.forget()
         self._changes.look_again()
+
+    def interrupted_after_barrier(self) -> None:
+        """Only a collective that was not expected there can be."""
+        self.learner = self.learner.surprised(everywhere=False)
 
     def _learn(self) -> None:
         """Learn from a step in which everything was copied."""

@@ -203,15 +203,14 @@ class Barrier:
         """One small all-reduce: it completes only once every rank has entered it, prepared. None: it broke."""
         version = self._worker.version
         vote = self._snapshots.vote()
-        pattern = self._transaction.pattern
         attributes = self._state.attributes.number()
-        row = [1, version, self._worker.winding_down, pattern.number(), attributes, *vote]
+        row = [1, version, self._worker.winding_down, self._transaction.number, attributes, *vote]
         sums = self._add_up(runtime, row, strike=True)
         if sums is None:
             return None
         ranks, versions, winding_down, patterns, all_attributes, *votes = sums
         self._refuse_other_steps(runtime, ranks, versions)
-        self._transaction.learner.count(pattern, patterns, ranks)
+        self._transaction.count(patterns, ranks)
         self._state.attributes.compare(attributes, all_attributes, ranks)
         if votes:
             self._snapshots.count(votes[0])

@@ -79,9 +79,10 @@ class Recovery:
 
     def before_barrier(self) -> None:
         """Values on which prepared ranks must have agreed."""
-        launches = self._runtime.protection.launches
+        protection = self._runtime.protection
+        launches = protection.launches, protection.launches_of_all
         self._layouts.settle()
-        self._runtime.protection.launches = launches  # the script has launched nothing
+        protection.launches, protection.launches_of_all = launches  # the script has launched nothing
 
     # --- carrying out -----------------------------------------------------------------------------------------------
     def run(self, actions: act.Actions) -> None:

@@ -115,7 +115,8 @@ class ScriptChecks:
         self._runtime.notices.say(
             "surprise",
             f"rank {rank}: in step {number}, {surprise} came after the last write, where none had come before. "
-            f"From step {number + 2} on such steps are protected to their end",
+            f"From step {number + 2} on at the latest, each step is protected to its end, at the price of a copy of "
+            "what it writes",
         )
         return f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
 
