@@ -12,6 +12,7 @@ import torch
 
 from relight.training.state.handed import Handed
 from relight.training.state.modules.slots import Slots, memory_of
+from relight.training.state.optimizers.own_objects import ATTRIBUTES, is_own
 from relight.training.state.optimizers.parameter_groups import parameters_of, resting_of
 from relight.training.torch_private.mesh import is_distributed
 from relight.training.torch_private.modules import tables_in
@@ -102,7 +103,10 @@ class SharedMemory:
 
 
 def _inside(path: str, value: Any, table: Any = None) -> Iterator[_Place]:
-    """The tensors in a dict or list, or in dicts and lists in it; to be put into `table` if that is another one."""
+    """The tensors in a dict, list or object, or in those in it; to be put into `table` if that is another one."""
+    if is_own(value):
+        yield from _inside(f"{path}.{ATTRIBUTES}", vars(value))
+        return
     if isinstance(value, Mapping):
         items: Iterator[tuple[Any, str]] = ((key, f"{path}.{key}") for key in value)
     elif isinstance(value, list):

@@ -7,6 +7,7 @@ import torch
 from torch.optim import Optimizer
 
 from relight.training.state.modules.slots import Key, Slots
+from relight.training.state.optimizers.own_objects import ObjectReader, ObjectWriter
 from relight.training.state.optimizers.parameter_groups import named, parameters_of, resting_of, settings_of
 from relight.training.torch_private.mesh import as_part_like, is_distributed
 from relight.training.torch_private.zero import state_of
@@ -29,22 +30,26 @@ def optimizer_tree(optimizer: Optimizer, has_own_numbers: bool, keys: Mapping[in
     if has_own_numbers:
         kept = {p: {k: v for k, v in values.items() if not isinstance(v, float)} for p, values in kept.items()}
     resting = resting_of(optimizer, kept, keys)
-    return {
+    tree = {
         "groups": settings_of(optimizer),
         # By number: a tensor's path must not depend on which other parameters have been used so far.
         "state": {i: dict(kept[p]) for i, p in enumerate(parameters_of(optimizer)) if p in kept},
         **({"resting": {name: dict(kept[p]) for name, p in resting.items()}} if resting else {}),
     }
+    written: dict[str, Any] = ObjectWriter().write(tree, "the optimizer's state")
+    return written
 
 
 def adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) -> None:
     """Put the settings and state of `tree` into an optimizer with the same parameters."""
     parameters = parameters_of(optimizer)
+    objects = ObjectReader(parameters[0].device if parameters else torch.device("cpu"))
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
         for key in group.keys() - saved.keys() - {"params"}:
             del group[key]
         for key, value in saved.items():
-            group[key] = _in_place(value, group.get(key)) if isinstance(value, torch.Tensor) else value
+            mine = group.get(key)
+            group[key] = _in_place(value, mine) if isinstance(value, torch.Tensor) else objects.read(value, mine)
     received, kept = tree["state"], state_of(optimizer)
     for index, parameter in enumerate(parameters):
         if index not in received:
@@ -54,12 +59,12 @@ def adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) ->
         for key in [key for key in own if key not in received[index]]:
             del own[key]
         for key, value in received[index].items():
-            own[key] = _placed(value, own.get(key), parameter)
+            own[key] = _placed(objects.read(value, own.get(key)), own.get(key), parameter)
     for parameter in resting_of(optimizer, kept, slots.by_id).values():
         del kept[parameter]
     for name, values in tree.get("resting", {}).items():
         (parameter,) = named([[name]], slots.parameters)
-        kept[parameter] = {key: _placed(value, None, parameter) for key, value in values.items()}
+        kept[parameter] = {key: _placed(objects.read(value), None, parameter) for key, value in values.items()}
 
 
 def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:

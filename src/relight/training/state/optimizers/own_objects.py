@@ -1,0 +1,126 @@
+"""Objects of a script's own classes in an optimizer's state (GaLore's projectors), as plain values, and back.
+
+An object is its class, found by name in another process, and its attributes. One that several places share is one
+object again where the tree is read. Modules, optimizers, functions, files and other objects of C are none of these.
+"""
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from relight.errors import UsageError
+
+_CLASS, _SAME, _TORCH = "\x01class", "\x01same", "\x01torch"  # dict keys no user writes
+ATTRIBUTES = "attributes"
+
+
+class _Plain:
+    """An object without memory beside its attributes."""
+
+
+def is_own(value: Any) -> bool:
+    """Whether all that a value holds are attributes that Python code has given it."""
+    kind = type(value)
+    return (
+        kind.__basicsize__ == _Plain.__basicsize__
+        and not kind.__itemsize__
+        and kind.__module__ != "builtins"
+        and hasattr(value, "__dict__")
+        and not isinstance(value, (nn.Module, Optimizer, type, torch.Tensor))
+    )
+
+
+class ObjectWriter:
+    """Writes objects in a tree as dicts of plain values and tensors; the tensors are the live ones."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Any] = []  # an id may not be used again meanwhile
+
+    def write(self, value: Any, path: str) -> Any:
+        """Return the tree. Raises UsageError that names the path of an object whose class cannot be found by name."""
+        if isinstance(value, dict):
+            return {key: self.write(one, f"{path}.{key}") for key, one in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)(self.write(one, f"{path}[{index}]") for index, one in enumerate(value))
+        if isinstance(value, (torch.dtype, torch.device)):
+            return {_TORCH: str(value)}
+        if not is_own(value):
+            return value
+        if (number := self._numbers.get(id(value))) is not None:
+            return {_SAME: number}
+        self._numbers[id(value)] = len(self._alive)
+        self._alive.append(value)
+        return {_CLASS: _name_of(type(value), path), ATTRIBUTES: self.write(dict(vars(value)), path)}
+
+
+class ObjectReader:
+    """Reads what one `ObjectWriter` wrote, in the same order."""
+
+    def __init__(self, device: torch.device) -> None:
+        """`device`: where tensors of objects are, for which there is none yet."""
+        self._device = device
+        self._made: list[Any] = []
+
+    def read(self, tree: Any, own: Any = None) -> Any:
+        """Return the value of a tree; `own`, which is in its place here, if it is an object of the same class."""
+        if type(tree) in (list, tuple):
+            mine = own if type(own) is type(tree) and len(own) == len(tree) else [None] * len(tree)
+            return type(tree)(self.read(one, other) for one, other in zip(tree, mine, strict=True))
+        if not isinstance(tree, dict):
+            return tree
+        if _SAME in tree:
+            return self._made[tree[_SAME]]
+        if _TORCH in tree:
+            return _torch_value(tree[_TORCH])
+        if _CLASS not in tree:
+            mine = own if isinstance(own, dict) else {}
+            return {key: self.read(one, mine.get(key)) for key, one in tree.items()}
+        kind = _class_at(tree[_CLASS])
+        made = own if type(own) is kind and not any(own is one for one in self._made) else object.__new__(kind)
+        self._made.append(made)
+        mine, values = dict(vars(made)), tree[ATTRIBUTES]
+        vars(made).clear()
+        vars(made).update({key: self._attribute(one, mine.get(key)) for key, one in values.items()})
+        return made
+
+    def _attribute(self, tree: Any, own: Any) -> Any:
+        if not isinstance(tree, torch.Tensor):
+            return self.read(tree, own)
+        if isinstance(own, torch.Tensor) and own.shape == tree.shape and own.dtype == tree.dtype:
+            if own.data_ptr() != tree.data_ptr():
+                own.detach().copy_(tree)
+            return own
+        return tree.to(self._device) if tree.ndim else tree
+
+
+def _name_of(kind: type, path: str) -> str:
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    try:
+        if _class_at(name) is kind:
+            return name
+    except LookupError:
+        pass
+    raise UsageError(
+        f"{path} is a {name.replace(':', '.')}, a class that another process does not find by this name: define it at "
+        "the top of a module, so that the object can be made again in a replacement"
+    )
+
+
+def _class_at(name: str) -> Any:
+    """Return the class of a name. Raises LookupError."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise LookupError(name)
+    return found
+
+
+def _torch_value(name: str) -> Any:
+    kind = getattr(torch, name.removeprefix("torch."), None) if name.startswith("torch.") else None
+    return kind if isinstance(kind, torch.dtype) else torch.device(name)
