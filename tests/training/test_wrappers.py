@@ -110,7 +110,10 @@ def test_an_optimizer_with_state_of_its_own_is_tracked_itself(inner: SGD) -> Non
 def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> None:
     written: list[str] = []
     watch = WriteWatch(
-        lambda thing: "inner" if thing is inner else None, lambda name, _: written.append(name), lambda: True
+        lambda thing: "inner" if thing is inner else None,
+        lambda _: True,
+        lambda name, _: written.append(name),
+        lambda: True,
     )
     watch.install()
     try:
@@ -119,6 +122,17 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
         watch.remove()
     assert written == ["inner"]
     assert not watch.is_optimizer_at_work
+
+
+def test_the_write_of_an_optimizer_that_differs_between_ranks_is_no_replicated_one(inner: SGD) -> None:
+    written: list[tuple[str, str | None]] = []
+    watch = WriteWatch(lambda _: "own", lambda _: False, lambda *write: written.append(write), lambda: True)
+    watch.install()
+    try:
+        inner.step()
+    finally:
+        watch.remove()
+    assert written == [("own", None)]
 
 
 def test_schedulers_are_taken_out(inner: SGD) -> None:

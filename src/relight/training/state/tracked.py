@@ -72,7 +72,10 @@ class TrackedState:
         self.replica = Replica(handed, slots, self.division, self.members, self.rank_private)
         self._identities = Identities(handed, slots, self.zero)
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
-        self.gradients_to_none = True  # whether gradients were None, not zeros, when the step under way started
+        own = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
+        self._own_parameters = [parameter for module in own for parameter in module.parameters()]
+        # Whether gradients were None, not zeros, when the step under way started; also those of `per_rank` modules.
+        self.gradients_to_none = self._own_to_none = True
 
     # --- objects ----------------------------------------------------------------------------------------------------
     def keeps(self, thing: Any) -> bool:
@@ -82,6 +85,11 @@ class TrackedState:
     def name_of(self, thing: Any) -> str | None:
         """Return the name under which this very object was handed over, or None."""
         return self._identities.name_of(thing)
+
+    def name_of_writer(self, thing: Any) -> str | None:
+        """Return the name under which this very object was handed over, also in `per_rank`; or None."""
+        own = (f"per_rank[{name!r}]" for name, one in self.per_rank.items() if one is thing)
+        return self.name_of(thing) or next(own, None)
 
     def wrappers(self) -> list[DistributedDataParallel]:
         """Return the DDP wrappers among the modules, and those around modules that were handed over without them."""
@@ -237,6 +245,7 @@ class TrackedState:
         """Note, as a step begins, whether its gradients are None or zeros."""
         first = next(iter(self.parameters), None)
         self.gradients_to_none = first is None or first.grad is None
+        self._own_to_none = not self._own_parameters or self._own_parameters[0].grad is None
 
     def has_gradients(self) -> bool:
         """Whether gradients are waiting for an optimizer step."""
@@ -253,3 +262,6 @@ class TrackedState:
             elif parameter.grad is not None:
                 # In a process that took another rank, a divided gradient may still have the size of another part.
                 parameter.grad = torch.zeros_like(parameter if is_distributed(parameter) else parameter.grad)
+        for parameter in self._own_parameters:
+            if parameter.grad is not None:
+                parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)

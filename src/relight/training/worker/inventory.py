@@ -136,7 +136,12 @@ def take_inventory(
         recovery=recovery,
         repeat_check=RepeatCheck(runtime, state),
         phases=PhaseHooks(runtime, state),
-        writes=WriteWatch(state.name_of, barrier.before_write, lambda: runtime.protection.in_step),
+        writes=WriteWatch(
+            state.name_of_writer,
+            lambda optimizer: state.name_of(optimizer) is not None,
+            barrier.before_write,
+            lambda: runtime.protection.in_step,
+        ),
         snapshots=snapshots,
         checkpointing=checkpointing,
         publishing=publishing,

@@ -24,11 +24,20 @@ class WriteWatch:
     def __init__(
         self,
         name_of: Callable[[Any], str | None],
+        is_replicated: Callable[[Any], bool],
         before_write: Callable[[str, str | None], None],
         in_use: Callable[[], bool],
     ) -> None:
-        """`name_of`: under which name an object was handed over; None: it was not. `before_write`: see `Barrier`."""
+        """Watch for writes.
+
+        Args:
+            name_of: under which name an object was handed over; None: it was not.
+            is_replicated: whether an optimizer is one that all ranks share, and not in `per_rank`.
+            before_write: see `Barrier`.
+            in_use: whether a step is under way.
+        """
         self._name_of = name_of
+        self._is_replicated = is_replicated
         self._before_write = before_write
         self._in_use = in_use
         self._undo: list[Callable[[], None]] = []
@@ -91,7 +100,7 @@ class WriteWatch:
         if name is None and id(optimizer) not in self._made:
             raise _unknown(optimizer, "optimizer")
         if name is not None:
-            self._before_write(name, name)
+            self._before_write(name, name if self._is_replicated(optimizer) else None)
         self._optimizers_at_work += 1
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
