@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,6 +111,8 @@ def test_halt_if_nobody_is_intact() -> None:
     reason = halted([blank(0), stopped(1, torn=True)])
     assert "no intact replica" in reason
     assert "1 dead, 1 interrupted inside a write, 1 blank" in reason
+    late = msgspec.structs.replace(stopped(1, torn=True), torn_by="in step 7 a collective came late at train.py:3")
+    assert "1 blank: in step 7 a collective came late at train.py:3" in halted([blank(0), late])
 
 
 def test_halt_if_a_rank_is_two_versions_ahead() -> None:

@@ -158,6 +158,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     lineage: str
     prepared: Whole  # step whose gradient is fully reduced here and known to be so, or -1
     torn: bool  # a write was cut short: this state is worth nothing
+    torn_by: str = ""  # the object or the collective, and the line, for which it could not be undone
     blank: bool  # a replacement that has not been restored yet
     stop_seconds: Seconds  # from the arrival of Stop to standing still
     derivable: bool = False  # a rank's private state follows from its number and the step: nothing of it can be lost

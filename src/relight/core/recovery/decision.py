@@ -130,7 +130,9 @@ def _contradiction(intact: Sequence[Stopped], base: int, ahead: Sequence[int], u
 
 def _count_lost(reports: Sequence[Stopped], world_size: int) -> str:
     torn = sum(r.torn for r in reports)
-    return f"{world_size - len(reports)} dead, {torn} interrupted inside a write, {len(reports) - torn} blank"
+    causes = sorted({r.torn_by for r in reports if r.torn_by})
+    lost = f"{world_size - len(reports)} dead, {torn} interrupted inside a write, {len(reports) - torn} blank"
+    return f"{lost}: {causes[0]}" if causes else lost
 
 
 def _ranks(ranks: Sequence[int]) -> str:

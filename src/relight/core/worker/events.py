@@ -94,6 +94,7 @@ class StepLeft(_Event, frozen=True):
     """The main thread is out of the interrupted step. The driver knows whether a copy of all that changed was kept."""
 
     can_be_undone: bool = True
+    torn_by: str = ""  # if it can be neither undone nor finished: what did that, for people
 
 
 class StateTaken(_Event, frozen=True):

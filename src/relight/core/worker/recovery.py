@@ -83,6 +83,7 @@ def pass_barrier(worker: "Worker", actions: act.Actions) -> act.Actions:
 def on_step_left(worker: "Worker", event: ev.StepLeft) -> act.Actions:
     """Carry out the decision, or ask for one."""
     worker.torn |= not event.can_be_undone
+    worker.torn_by = event.torn_by or worker.torn_by
     return leave_step(worker)
 
 
@@ -158,6 +159,7 @@ def on_taken(worker: "Worker", event: ev.StateTaken) -> act.Actions:
     """Hold the target version, and nothing of a step."""
     worker.version, worker.lineage, worker.until = event.version, event.lineage, event.until
     worker.blank = worker.torn = worker.passed = False
+    worker.torn_by = ""
     worker.state = State.FORMING
     order = worker.order
     reads = isinstance(order, Restore) and order.tier is FallbackTier.CHECKPOINT and worker.rank not in order.targets

@@ -26,6 +26,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str
     prepared: int
     torn: bool
+    torn_by: str
     blank: bool
     agreed: int
     sound: int
@@ -51,6 +52,7 @@ class Worker:
         self.lineage = ""  # hash chain over all committed steps: a step number alone is not a version
         self.blank = is_standby  # it holds nothing: a replacement before its copy is complete
         self.torn = False  # it was interrupted where the step can neither be finished nor undone
+        self.torn_by = ""  # what in the step did that, for people
         self.agreed = -1  # the newest version of which it is known that all replicas held the same bits
         self.sound = -1  # the newest version to which only such replicas contributed, as far as is known here
         self.history = 0  # the generation that last undid versions
@@ -118,6 +120,7 @@ class Worker:
             lineage=self.lineage,
             prepared=self.prepared if self.prepared == self.version else -1,
             torn=self.torn and not self.blank,
+            torn_by=self.torn_by if self.torn and not self.blank else "",
             blank=self.blank,
             agreed=self.agreed,
             sound=self.sound,

@@ -57,6 +57,7 @@ class Reports:
                 lineage=status.lineage,
                 prepared=status.prepared,
                 torn=status.torn,
+                torn_by=status.torn_by,
                 blank=status.blank,
                 stop_seconds=(time.monotonic_ns() - arrived) / 1e9 if arrived else 0.0,
                 derivable=holdings.is_derivable(),

@@ -1,10 +1,14 @@
 """A step that a failure elsewhere has broken: told from one that the script broke, given up, and recovered from."""
 
+import traceback
+from pathlib import Path
+
 import torch.distributed as dist
 
 from relight.core.worker import actions as act
 from relight.core.worker.events import Interrupted, StepLeft
 from relight.errors import StepInterrupted, UsageError
+from relight.training.carried.code.source import is_user_file
 from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.position import show_position
@@ -34,22 +38,34 @@ class BrokenSteps:
 
     def undo(self, error: BaseException) -> None:
         """Give up the attempt that this exception has ended, and recover."""
+        line = _line_of(error)
         drop_frames(error)
         self._runtime.synchronize()  # the attempt may have used any stream
         changed = self._parts.transaction.unimaged_changes()
-        self._tell_of_torn(listed(changed) if changed else "")
+        torn_by = self._tell_of_torn(listed(changed) if changed else "", line)
+        if self._runtime.worker.passed:
+            self._parts.transaction.interrupted_after_barrier()
         self._parts.carried.roll_back()
-        self.recover(self._runtime.handle(StepLeft(can_be_undone=not changed)))
+        self.recover(self._runtime.handle(StepLeft(can_be_undone=not changed, torn_by=torn_by)))
 
-    def _tell_of_torn(self, changed: str) -> None:
-        """Say why this step can be neither finished nor undone, if so; `changed` has no earlier copy."""
+    def _tell_of_torn(self, changed: str, line: str) -> str:
+        """Say why this step can be neither finished nor undone, if so; `changed` has no earlier copy.
+
+        Returns the reason in short, or an empty string.
+        """
         worker, runtime = self._runtime.worker, self._runtime
-        reason = ""
+        reason = cause = ""
+        at = f" at {line}" if line else ""
         if worker.passed:
-            reason = "was interrupted after its write, by a collective that it waited for there"
+            cause = f"in step {worker.version} a collective came after the write{at}, where none had come before"
+            reason = f"was interrupted after its write{at}, by a collective that it waited for there"
         elif changed:
+            cause = (
+                f"in step {worker.version} {changed} had changed before the write for the first time in many steps, "
+                f"when it was interrupted{at}"
+            )
             reason = (
-                f"was interrupted, and {changed} had changed before its write for the first time in many steps, so "
+                f"was interrupted{at}, and {changed} had changed before its write for the first time in many steps, so "
                 "nothing was kept to undo that"
             )
         if reason:
@@ -58,6 +74,7 @@ class BrokenSteps:
                 f"rank {runtime.rank}: step {worker.version} {reason}. It is restored from an intact rank; if there is "
                 "none, the job goes back to buddy memory or a checkpoint, or ends",
             )
+        return cause
 
     def recover(self, actions: act.Actions) -> None:
         """Carry out what the worker decided, until it trains again."""
@@ -81,6 +98,13 @@ class BrokenSteps:
         zero = self._parts.state.zero
         zero.gather()
         return not zero or not self._runtime.closed
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the line of the script at which an exception came up, or an empty string."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if is_user_file(frame.filename)]
+    return lines[-1] if lines else ""
 
 
 def drop_frames(error: BaseException) -> None:
