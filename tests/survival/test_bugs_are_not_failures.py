@@ -188,8 +188,6 @@ def test_nan_is_told_and_goes_on(bench: Bench) -> None:
     [
         ("collective_between", "kill rank 1 between steps at step 4"),
         pytest.param("collective_between", "freeze rank 0 after step 3", marks=pytest.mark.all),
-        pytest.param("collective_after_write", "kill rank 2 in OPTIMIZER of step 3", marks=pytest.mark.all),
-        pytest.param("collective_after_write", "kill rank 0 in AFTER_WRITE of step 3", marks=pytest.mark.all),
     ],
 )
 def test_a_collective_that_cannot_be_repeated(bench: Bench, how: str, fault: str) -> None:
@@ -208,6 +206,21 @@ def test_a_collective_that_cannot_be_repeated(bench: Bench, how: str, fault: str
     assert all("was cut short by a recovery" in doubt.reason for doubt in doubts), outcome.describe()
     kept = [notice for notice in outcome.report.notices if "where a recovery cannot repeat it" in notice]
     assert len(kept) == 1, outcome.describe()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("fault", ["kill rank 2 in OPTIMIZER of step 3", "kill rank 0 in AFTER_WRITE of step 3"])
+def test_a_collective_after_the_write_is_repeated(bench: Bench, fault: str) -> None:
+    """It belongs to the step, whose barrier stands after it: nothing is told, and nothing is cut short."""
+    training = broken("collective_after_write")
+    reference = bench.reference(training)
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, reference, may_doubt=True)
+    check_faults(outcome, [fault])
+    assert not outcome.report.cut_collectives, outcome.describe()
+    assert all("carried by the script" in doubt.reason for doubt in outcome.report.doubts), outcome.describe()
+    for report in (reference.report, outcome.report):
+        assert not [notice for notice in report.notices if "cannot repeat it" in notice], outcome.describe()
 
 
 def test_gradients_that_are_carried_from_step_to_step(bench: Bench) -> None:
