@@ -55,7 +55,7 @@ SHAPE = Shape()
 class NoCollectives:
     """A process that launches none."""
 
-    launches = 0
+    launches = launches_of_all = 0
 
 
 def parts_us(model: nn.Module) -> dict[str, float]:
