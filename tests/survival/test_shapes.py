@@ -41,7 +41,7 @@ def test_a_rank_dies_in_a_step_of_any_shape(bench: Bench, shape: str) -> None:
 
 def test_the_end_of_a_job_names_what_could_not_be_undone(bench: Bench) -> None:
     """The first step that writes twice: a rank dies after the first write, and the other cannot go back."""
-    arguments = ("--shape", "seldom", "--die", "late:6:1")
+    arguments = ("--shape", "seldom", "--die", "written:6:1")
     outcome = bench.run(Training(ranks=2, steps=STEPS, program="shapes.py", arguments=arguments), standbys=1)
     assert outcome.status != 0, outcome.describe()
     assert "in step 6 a collective came after the write at shapes.py:" in outcome.report.error, outcome.describe()

@@ -82,6 +82,13 @@ def test_a_replacement_hears_of_a_difference_in_the_barrier_that_shows_it() -> N
     assert all(rank.differs for rank in train([survivor, Learner(agreements=1)], ONE))
 
 
+def test_a_replacement_is_told_that_steps_may_write_several_times() -> None:
+    """It has seen one write alone, and would believe that sooner than the others."""
+    survivor = train([Learner()] * 2, observed(["d", "g"], 2))[0].anew()
+    assert learnt(train([survivor, Learner()], *[ONE] * AGREEMENTS)) == {None}
+    assert learnt(train([survivor, Learner()], *[ONE] * AGREEMENTS_OF_SEVERAL)) == {ONE}
+
+
 def test_ranks_that_disagree_learn_nothing() -> None:
     ranks = [Learner()] * 2
     for _ in range(5):
@@ -90,9 +97,12 @@ def test_ranks_that_disagree_learn_nothing() -> None:
 
 
 def test_many_ranks_that_know_of_a_difference_are_told_from_other_patterns() -> None:
-    ranks = [Learner(differs=True)] * 20_000
-    assert not barrier([*ranks, Learner()], [ONE] * 20_001)[-1].learnt
-    assert barrier([*ranks, Learner()], [ONE] * 20_001)[-1].differs
-    calm = barrier([Learner()] * 20_000, [GAN] * 20_000)
+    count = 2**14 - 1
+    ranks = [Learner(differs=True)] * (count - 1)
+    assert not barrier([*ranks, Learner()], [ONE] * count)[-1].learnt
+    assert barrier([*ranks, Learner()], [ONE] * count)[-1].differs
+    calm = barrier([Learner()] * count, [GAN] * count)
     assert not any(rank.differs for rank in calm)
-    assert 20_001 * ranks[0].number(LAZY) < 2**63
+    assert all(rank.has_several for rank in calm)
+    assert not any(rank.has_several for rank in barrier([Learner()] * count, [LOGGED] * count))
+    assert count * ranks[0].number(LAZY) < 2**63

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-_BITS = 32  # of a number that stands for a pattern
-_DIFFERS = 1 << 47  # added by ranks that know of steps that differed: above the sum of 2^15 patterns
+# In a rank's number, for sums over fewer than 2^14 ranks: what stands for its pattern, and what the rank knows.
+_BITS = 20
+_SEVERAL = 1 << 34  # some step made several writes
+_DIFFERS = 1 << 48  # steps have differed
 # Steps in a row, before a pattern counts as learnt. Where some step wrote several times, the next one may do so more
 # often (lazy regularization, a critic that is trained more often): these are asked for longer.
 AGREEMENTS = 2
@@ -83,7 +85,8 @@ class Learner:
 
     def number(self, seen: Pattern) -> int:
         """Return what this rank adds to the barrier's all-reduce, in a step of the pattern `seen`."""
-        return seen.number() + (_DIFFERS if self.differs or self._is_other(seen) else 0)
+        differs, has_several = self.differs or self._is_other(seen), self.has_several or seen.has_several
+        return seen.number() + _SEVERAL * has_several + _DIFFERS * differs
 
     def _is_other(self, seen: Pattern) -> bool:
         """Whether a step differs from those before. A replacement may not know: so it is told in the same barrier."""
@@ -107,13 +110,15 @@ class Learner:
             total: the sum of all ranks' numbers.
             ranks: how many there are.
         """
-        agreed = total == ranks * seen.number()
-        if self.learnt is not None and agreed and seen == self.learnt:
+        differing, rest = divmod(total, _DIFFERS)
+        several, numbers = divmod(rest, _SEVERAL)
+        agreed = numbers == ranks * seen.number()
+        if self.learnt is not None and agreed and not differing and seen == self.learnt:
             return self
-        if self.learnt is not None or total >= _DIFFERS:
+        if self.learnt is not None or differing:
             return replace(self, differs=True, learnt=None, last=None, streak=0)
         streak = self.streak + 1 if agreed and seen == self.last else int(agreed)
-        has_several = self.has_several or seen.has_several
+        has_several = self.has_several or several > 0
         needed = self.agreements_of_several if has_several else self.agreements
         return replace(
             self,
