@@ -21,8 +21,9 @@ class NoFetcher(_DataFetcher):
         self._combined_loader = loader
 
     def __iter__(self) -> "NoFetcher":
-        for _ in self.combined_loader.flattened:  # each draws a seed for workers when its iterator is made
-            torch.empty((), dtype=torch.int64).random_()
+        for loader in self.combined_loader.flattened:
+            if not getattr(loader, "persistent_workers", False):  # one that makes an iterator draws a seed for workers
+                torch.empty((), dtype=torch.int64).random_()
         self.done = False
         return self
 

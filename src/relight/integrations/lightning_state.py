@@ -14,9 +14,9 @@ from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 
 from relight.integrations.lightning_effects import Effects
+from relight.integrations.lightning_values import compact, copied, expand, is_plain, moved
 
 _COUNTS = (bool, int, float, str)
-_PLAIN = (*_COUNTS, type(None))
 _SHOW = (ProgressBar, ModelSummary)  # callbacks without state that training depends on
 _META = (
     *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph"),
@@ -36,14 +36,12 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "loops": {path: _loop_state(loop) for path, loop in _loops("fit", self._trainer.fit_loop)},
-            "versions": self._versions,
-            "is_over": self.is_over,
-        }
+        loops = {path: _loop_state(loop) for path, loop in _loops("fit", self._trainer.fit_loop)}
+        return compact({"loops": loops, "versions": self._versions, "is_over": self.is_over})
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, also on another rank."""
+        saved = expand(saved)
         for path, loop in _loops("fit", self._trainer.fit_loop):
             _load_loop(loop, saved["loops"][path])
         self._name_loggers(saved["versions"])
@@ -67,10 +65,19 @@ def _loop_state(loop: _Loop) -> dict[str, Any]:
     state: dict[str, Any] = {}
     for name, value in vars(loop).items():
         if isinstance(value, _BaseProgress):
-            state[name] = value.state_dict()
-        elif type(value) in _COUNTS or name == "_seen_batches_per_dataloader":
-            state[name] = dict(value) if isinstance(value, dict) else value
+            state[name] = _counts(value)
+        elif type(value) in _COUNTS:
+            state[name] = value
+        elif name == "_seen_batches_per_dataloader":
+            state[name] = list(map(list, value.items()))
     return state
+
+
+def _counts(progress: _BaseProgress) -> dict[str, Any]:
+    """Return what its `state_dict` does, in a fraction of the time."""
+    return {
+        name: _counts(value) if isinstance(value, _BaseProgress) else value for name, value in vars(progress).items()
+    }
 
 
 def _load_loop(loop: _Loop, state: dict[str, Any]) -> None:
@@ -123,7 +130,7 @@ class RankProgress:
         """Return copies."""
         trainer = self._trainer
         connector = trainer._logger_connector
-        return {
+        tree = {
             "results": _results_state(trainer.fit_loop.epoch_loop._results),
             "logged": {name: copied(getattr(connector, name)) for name in _LOGGED},
             "place": [connector._first_loop_iter, connector._current_fx],
@@ -132,9 +139,11 @@ class RankProgress:
             "effects": self._effects.state_dict(),
             "pending": copied(self._pending()),
         }
+        return compact(tree)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
+        saved = expand(saved)
         trainer = self._trainer
         connector = trainer._logger_connector
         device = trainer.strategy.root_device
@@ -207,35 +216,3 @@ def is_lightnings(thing: Any, method: str) -> bool:
     """Whether a method of an object is Lightning's own."""
     module: str = getattr(type(thing), method).__module__
     return module.startswith("lightning.")
-
-
-# --- plain values -------------------------------------------------------------------------------------------------
-def is_plain(value: Any) -> bool:
-    """Whether a value is a number, string or tensor, or a list, tuple or dict of these."""
-    if type(value) in _PLAIN:  # no enumerations: they would come back as plain strings
-        return True
-    if isinstance(value, torch.Tensor):
-        return value.is_leaf and not value.requires_grad
-    if isinstance(value, dict):
-        return type(value) is dict and all(type(key) in _PLAIN and is_plain(each) for key, each in value.items())
-    return type(value) in (list, tuple) and all(map(is_plain, value))
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of a plain value."""
-    return _mapped(value, lambda tensor: tensor.detach().clone())
-
-
-def moved(value: Any, device: torch.device | None) -> Any:
-    """Return a copy of a plain value with its tensors on a device; None: where they are."""
-    return _mapped(value, lambda tensor: tensor.clone() if device is None else tensor.clone().to(device))
-
-
-def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: _mapped(each, function) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(each, function) for each in value)
-    return value
