@@ -54,6 +54,7 @@ SCRIPTS = {
     "limits": ("shapes.py", ("limits",), ("kill rank 1 in FORWARD of step 3",)),
     "max_steps": ("shapes.py", ("steps",), ("kill rank 0 in FORWARD of step 5",)),
     "two checkpoint callbacks": ("shapes.py", ("two",), ("kill rank 0 in FORWARD of step 16",)),
+    "workers of the loader": ("shapes.py", ("workers",), ("kill rank 0 in FORWARD of step 8",)),
     "LBFGS": ("shapes.py", ("lbfgs",), ("kill rank 1 in OPTIMIZER of step 9",)),
 }
 REFUSED = {

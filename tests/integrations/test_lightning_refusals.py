@@ -1,5 +1,6 @@
 """Options and callbacks of a Lightning Trainer that are refused by name, without a job."""
 
+import sys
 from collections import deque
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
+import relight.integrations.lightning as integration
 from relight.integrations.lightning import FabricRelightStrategy, RelightStrategy
 from relight.integrations.lightning_refusals import refuse_unsupported
 
@@ -64,6 +66,23 @@ def trainer(**options: Any) -> Any:
 def test_refuses_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         refuse_unsupported(trainer(**options))
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value", "words"),
+    [
+        (L, "__version__", "2.5.0", "written for lightning 2.6.6, and 2.5.0 is installed"),
+        (integration, "_OTHERS", ("tests",), "two integrations in one process"),
+    ],
+)
+def test_joins_no_job_it_is_not_made_for(
+    where: Any, name: str, value: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, value)
+    monkeypatch.setattr(integration, "_IS_WORKER", True)
+    monkeypatch.setitem(sys.modules, "tests", sys)
+    with pytest.raises(UsageError, match=words):
+        trainer()
 
 
 def test_takes_plain_attributes_and_callbacks_that_say_what_their_state_is() -> None:

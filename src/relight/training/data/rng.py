@@ -1,5 +1,6 @@
 """Random streams. By default a pure function of (seed, step, rank), so that repeating a step repeats its draws."""
 
+import array
 import contextlib
 import random
 import sys
@@ -26,7 +27,11 @@ def seed_everything(seed: int, purpose: str, number: int, rank: int) -> None:
 
 def capture() -> dict[str, Any]:
     """The state of the global generators, as a tree."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    version, words, gauss = random.getstate()  # 625 numbers, written down in each step if the streams run on
+    state: dict[str, Any] = {
+        "python": (version, array.array("Q", words).tobytes(), gauss),
+        "torch": torch.get_rng_state(),
+    }
     if (of_device := accelerator().random_state()) is not None:
         state["device"] = of_device
     numpy = sys.modules.get("numpy")
@@ -37,7 +42,10 @@ def capture() -> dict[str, Any]:
 
 def put_back(state: dict[str, Any]) -> None:
     """The inverse of `capture`."""
-    random.setstate(state["python"])
+    version, packed, gauss = state["python"]
+    words = array.array("Q")
+    words.frombytes(packed)
+    random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(state["torch"])
     if "device" in state:
         accelerator().set_random_state(state["device"])
