@@ -148,6 +148,7 @@ class Open:
     rank = 0
     closed = False
     launches = launches_of_all = 0
+    after_recovery = False
 
     def count_collective(self) -> None:
         pass
@@ -238,9 +239,19 @@ class Cut(Open):
         pass
 
 
-def test_an_operation_that_was_cut_has_this_ranks_own_values(pair: tuple[GenerationGroup, GenerationGroup]) -> None:
+class AfterRecovery(Cut):
+    """The code after a block, at whose end a recovery was; a replacement does not run it."""
+
+    closed = False
+    after_recovery = True
+
+
+@pytest.mark.parametrize("policy", [Cut, AfterRecovery])
+def test_an_operation_that_was_cut_has_this_ranks_own_values(
+    pair: tuple[GenerationGroup, GenerationGroup], policy: type[Cut]
+) -> None:
     """DDP's reducer reads its bucket from the future, and would read from nowhere."""
-    group = RelightProcessGroup(Cut(), (0, 1), torch.device("cpu"))
+    group = RelightProcessGroup(policy(), (0, 1), torch.device("cpu"))
     group.attach(pair[0])
     mine = torch.ones(3)
     found = group.allreduce([mine]).get_future().value()

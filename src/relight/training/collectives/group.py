@@ -137,9 +137,9 @@ class RelightProcessGroup(dist.ProcessGroup):
             complete(operation, rank, self._size, (*args, *kwargs.values()))
             return _Done(args[0] if args else None, (rank + 1) % self._size)
         protected = policy.is_protected()
-        if policy.closed:
-            if protected:
-                raise StepInterrupted(f"{operation}: the generation was closed by a failure elsewhere")
+        if policy.closed and protected:
+            raise StepInterrupted(f"{operation}: the generation was closed by a failure elsewhere")
+        if policy.closed or (policy.after_recovery and not protected):
             policy.cut(operation)
             return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
         policy.count_collective()

@@ -9,6 +9,8 @@ class CollectivePolicy(Protocol):
     launches: int  # operations launched by the script, and exchanges that it has begun to wait for
     launches_of_all: int  # of these, the ones in which every rank takes part
 
+    after_recovery: bool  # code between two steps runs that a replacement does not run
+
     @property
     def rank(self) -> int:
         """The rank that this process holds."""

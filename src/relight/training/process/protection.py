@@ -40,6 +40,8 @@ class Protection:
         self.started = False  # the first step was offered; before that nothing is protected
         self.in_step = False  # inside `with step`
         self.count_collective: Callable[[], None] = page.count_collective
+        # A recovery has ended at the end of a block: a replacement does not run the code that follows it.
+        self.after_recovery = False
         self.cut_collectives = 0
         # Operations that the script launched, buckets of DDP included, and sends and receives that it began to wait
         # for. To wait for a collective counts for nothing: `await_launched` has done so before the write.

@@ -79,6 +79,7 @@ class BrokenSteps:
     def recover(self, actions: act.Actions) -> None:
         """Carry out what the worker decided, until it trains again."""
         parts, runtime = self._parts, self._runtime
+        runtime.protection.after_recovery = False
         parts.recovery.run(actions)
         while not self._gather():
             parts.recovery.run(runtime.handle(Interrupted()))
@@ -88,6 +89,14 @@ class BrokenSteps:
         parts.scalars.catch_up()
         self._checks.note_boundary()
         show_position(runtime)
+        runtime.protection.after_recovery = True
+
+    def leave_code_between_steps(self) -> None:
+        """All ranks come here: from here on, collectives are of all of them again."""
+        protection = self._runtime.protection
+        if protection.after_recovery:
+            protection.after_recovery = False
+            self._parts.state.sharded.reset()  # an evaluation may have gathered what was cut short
 
     def _gather(self) -> bool:
         """Get the parameters that other ranks update (ZeRO): not all may have come before the failure.

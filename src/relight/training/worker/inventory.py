@@ -64,6 +64,7 @@ class Inventory:
 
     def remove(self) -> None:
         """Remove the hooks."""
+        self.runtime.protection.after_recovery = False
         self.carried.leave()
         self.transaction.remove()
         self.phases.remove()

@@ -96,6 +96,7 @@ class StepLoop:
     def _offer(self) -> Iterator[Step]:
         runtime, worker, parts = self._runtime, self._worker, self._parts
         while True:
+            self._broken_steps.leave_code_between_steps()
             actions = worker.handle(_WANTED)
             if worker.state is _DONE:
                 return
@@ -216,9 +217,8 @@ class StepLoop:
             self._carried.roll_back()
             return
         trained = worker.wrote or self._transaction.wrote_parameters
-        if trained:
-            self._checks.saw_update = True
-        else:
+        self._checks.saw_update |= trained
+        if not trained:
             self._checks.warn_of_pending_gradients()
         if not worker.passed and self._is_to_be_repeated():
             return
