@@ -44,7 +44,7 @@ def test_the_end_of_a_job_names_what_could_not_be_undone(bench: Bench) -> None:
     arguments = ("--shape", "seldom", "--die", "written:6:1")
     outcome = bench.run(Training(ranks=2, steps=STEPS, program="shapes.py", arguments=arguments), standbys=1)
     assert outcome.status != 0, outcome.describe()
-    assert "in step 6 a collective came after the write at shapes.py:" in outcome.report.error, outcome.describe()
+    assert "in step 6 allreduce came after the write at shapes.py:" in outcome.report.error, outcome.describe()
 
 
 def test_a_rank_dies_while_others_agree_on_the_buckets_of_the_first_step(bench: Bench) -> None:

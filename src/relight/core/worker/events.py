@@ -65,6 +65,8 @@ class CollectiveBroke(_Event, frozen=True):
 class CutShort(_Event, frozen=True):
     """A collective after the write was cut short by a recovery: the step ends with this rank's own value."""
 
+    torn_by: str = ""  # the collective, and the line of the script, for people
+
 
 class StepUndone(_Event, frozen=True):
     """The step was undone before its barrier, to be computed again, though nothing has failed."""

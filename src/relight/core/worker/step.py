@@ -111,9 +111,10 @@ def on_barrier_passed(worker: "Worker", event: ev.BarrierPassed) -> act.Actions:
     return pass_barrier(worker, WRITE)
 
 
-def on_cut_short(worker: "Worker", event: ev.CutShort) -> act.Actions:  # noqa: ARG001
+def on_cut_short(worker: "Worker", event: ev.CutShort) -> act.Actions:
     """Count this rank as torn: another one may have the right value."""
     worker.torn = True
+    worker.torn_by = event.torn_by or worker.torn_by
     return ()
 
 

@@ -1,6 +1,7 @@
 """Which collectives of a script a recovery can repeat, and what becomes of one that it cuts short."""
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from relight.core.protocol.position import Phase
 from relight.core.worker.events import CutShort
 from relight.core.worker.worker import Worker
 from relight.errors import StepInterrupted
+from relight.training.carried.code.source import lines_of, short
 from relight.training.connection.page import PositionPage
 from relight.training.process.groups import ProcessGroups
 from relight.training.process.holdings import Holdings, NoHoldings
@@ -95,7 +97,8 @@ class Protection:
         self.cut_collectives += 1
         where = "after the write" if self.in_step else "between two steps"
         if self.in_step:
-            worker.handle(CutShort())
+            at = "".join(f" at {short(file)}:{line}" for file, line in lines_of(sys._getframe())[:1])
+            worker.handle(CutShort(f"in step {worker.version} {operation} came after the write{at}, and was cut short"))
         text = (
             f"{operation} {where} was cut short by a recovery; its result is this rank's own value. Put collectives "
             "inside `with step`, before optimizer.step(), where they are repeated"
