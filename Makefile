@@ -111,7 +111,7 @@ $(VENV)/.setup: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.huggingface: $(VENV)/.setup
-	$(PIP) --editable '.[huggingface]'
+	$(PIP) --editable '.[huggingface,trl]'
 	@touch $@
 
 $(VENV)/.lightning: $(VENV)/.setup

@@ -3,11 +3,14 @@
     from relight.integrations.transformers import Trainer  # instead of `from transformers import Trainer`
 
 Importing this module joins the job, since `TrainingArguments` already asks for the process group. Without `relight run`
-the classes are those of transformers. For other trainers (TRL's) put `RelightMixin` before them:
+the classes are those of transformers. For another subclass of `Trainer` put `RelightMixin` before it:
 
-    class MyTrainer(RelightMixin, SFTTrainer): ...
+    class MyTrainer(RelightMixin, OtherTrainer): ...
+
+`relight.integrations.trl` does so for TRL's trainers.
 """
 
+import contextlib
 import os
 import time
 from typing import Any
@@ -28,6 +31,8 @@ __all__ = ["RelightMixin", "Seq2SeqTrainer", "Trainer", "TrainingArguments"]
 _IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
 if _IS_WORKER and not dist.is_initialized():
     relight.init()
+_KNOWN_OF_TRL = {("trainer", "SFTTrainer")}
+_CHANGES_A_MODEL = {"BEMACallback", "SyncRefModelCallback"}  # of TRL
 
 
 class RelightMixin:
@@ -60,7 +65,7 @@ class RelightMixin:
         args = trainer.args
         trainer.accelerator.free_memory()
         loader = trainer.get_train_dataloader()
-        epochs, updates_per_epoch, _, samples, _, _, max_steps = trainer.set_initial_training_values(args, loader)
+        epochs, updates_per_epoch, _, samples, _, batches, max_steps = trainer.set_initial_training_values(args, loader)
         trainer._init_training_state(max_steps, updates_per_epoch, epochs, checkpoint, None)
         model, loader = trainer._prepare_for_training(max_steps, loader, checkpoint)
         trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
@@ -73,7 +78,7 @@ class RelightMixin:
         trainer.control = handler.on_train_begin(args, trainer.state, trainer.control)
         first = 0 if args.ignore_data_skip else trainer.state.global_step
         updates = update_loader(loader, args.gradient_accumulation_steps, first=first)
-        schedule = (updates_per_epoch, epochs, max_steps)
+        schedule = (updates_per_epoch, batches, max_steps)
         self._run = TrainerRun(self, model, updates, schedule, ignore_keys)
         return self._run, samples
 
@@ -86,19 +91,9 @@ class RelightMixin:
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log once a step: loggers get the entry when the step is committed."""
-        trainer: Any = self
-        run = self._run
-        if run is None:
-            inner: Any = super()
+        inner: Any = super()
+        with contextlib.nullcontext() if self._run is None else self._run.logs_are_kept():
             inner.log(logs, start_time)
-            return
-        if trainer.state.epoch is not None:
-            logs["epoch"] = trainer.state.epoch
-        if trainer.args.include_num_input_tokens_seen != "no":
-            logs["num_input_tokens_seen"] = trainer.state.num_input_tokens_seen
-        trainer.state.log_history.append({**logs, "step": trainer.state.global_step})
-        if not run.log(logs):
-            trainer.control = trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
 
 
 class Trainer(RelightMixin, transformers.Trainer):  # type: ignore[misc]
@@ -129,6 +124,7 @@ def refuse_unsupported(trainer: Any, trial: Any) -> None:
         ),
         "auto_find_batch_size=True starts training again with other batches": args.auto_find_batch_size,
         "a hyperparameter search trains several times in one process": trial is not None,
+        _reason_of_trl(trainer): _reason_of_trl(trainer) != "",
         "several GPUs in one process (DataParallel): start one process per GPU": args.n_gpu > 1,
         "batch_rebalance lays out batches for a rank that is fixed": (
             getattr(args, "train_sampling_strategy", "") == "batch_rebalance"
@@ -137,3 +133,20 @@ def refuse_unsupported(trainer: Any, trial: Any) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise UsageError(f"relight.integrations.transformers: {reason}")
+
+
+def _reason_of_trl(trainer: Any) -> str:
+    """Why a trainer of TRL, or a callback, is not supported; empty: it is, or it is not TRL's."""
+    kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
+    if not kinds:
+        return ""
+    if (kinds[0].__module__.split(".")[1], kinds[0].__name__) not in _KNOWN_OF_TRL:
+        return (
+            f"{kinds[0].__name__} of TRL is not supported, SFTTrainer is. A trainer that generates its "
+            "data keeps completions from step to step, and a replacement would not have them: for GRPO write the loop "
+            "as examples/grpo.py does"
+        )
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback).__name__ in _CHANGES_A_MODEL:
+            return f"{type(callback).__name__} changes a model of its own between steps, where relight does not see it"
+    return ""

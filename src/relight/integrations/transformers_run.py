@@ -7,6 +7,7 @@ steps for that, which does only this. Loggers are called after a step is committ
 
 import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class TrainerRun:
         trainer: the Trainer, whose model and optimizer are prepared.
         model: the wrapped module.
         updates: a DataLoader of lists of micro-batches, one list for each optimizer step.
-        schedule: optimizer steps of an epoch, epochs, and optimizer steps in all.
+        schedule: optimizer steps of an epoch, micro-batches of an epoch, and optimizer steps in all.
         ignore_keys: as `Trainer.train(ignore_keys_for_eval=...)`.
     """
 
@@ -34,7 +35,7 @@ class TrainerRun:
     ) -> None:
         self._trainer = trainer
         self._model = model
-        self._updates_per_epoch, self._epochs, self._max_steps = schedule
+        self._updates_per_epoch, self._batches_per_epoch, self._max_steps = schedule
         self._ignore_keys = ignore_keys
         self._first = int(trainer.state.global_step)
         self._logs: list[dict[str, float]] = []  # of the step under way, for loggers
@@ -78,7 +79,13 @@ class TrainerRun:
         self._update(micro_batches, quiet=step.warmup)
         if not step.warmup:
             trainer.state.global_step = number + 1
-            trainer.state.epoch = (number + 1) / self._updates_per_epoch
+            trainer.state.epoch = self._epoch_after(number)
+
+    def _epoch_after(self, number: int) -> float:
+        """The epoch that the Trainer shows after an optimizer step: it counts micro-batches."""
+        epoch, update = divmod(number, self._updates_per_epoch)
+        batches = min((update + 1) * self._trainer.args.gradient_accumulation_steps, self._batches_per_epoch)
+        return float(epoch + batches / self._batches_per_epoch)
 
     def after(self, step: relight.Step) -> None:
         """Hand the logs of a committed step to the callbacks that report."""
@@ -89,13 +96,24 @@ class TrainerRun:
                 trainer.control = trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
         self._logs.clear()
 
-    def log(self, logs: dict[str, float]) -> bool:
-        """Keep a log entry until its step is committed. False: loggers may have it at once."""
-        if not self._defers_logs:
-            return False
-        self._trainer.control.should_log = False
-        self._logs.append(dict(logs))
-        return True
+    @contextlib.contextmanager
+    def logs_are_kept(self) -> Iterator[None]:
+        """Inside, the Trainer's entry for loggers is kept until its step is committed."""
+        handler = self._trainer.callback_handler
+        call = handler.on_log
+
+        def keep(args: Any, state: Any, control: Any, logs: dict[str, float]) -> Any:
+            if not self._defers_logs:
+                return call(args, state, control, logs)
+            control.should_log = False
+            self._logs.append(dict(logs))
+            return control
+
+        handler.on_log = keep
+        try:
+            yield
+        finally:
+            del handler.on_log  # the class's own again
 
     # --- what follows an optimizer step ---------------------------------------------------------------------------
     def _follow(self, step: relight.Step, number: int) -> None:

@@ -4,6 +4,7 @@
 ranks: the loss since the last log, and attributes of the Trainer, of a subclass too, and of callbacks.
 """
 
+import copy
 from dataclasses import fields
 from typing import Any
 
@@ -86,10 +87,10 @@ class RankProgress:
         trainer = self._trainer
         trainer._tr_loss = saved["loss"].clone()
         for name, value in saved["attributes"].items():
-            setattr(trainer, name, _copied(value))
+            setattr(trainer, name, _like(vars(trainer).get(name), value))
         for callback, attributes in zip(trainer.callback_handler.callbacks, saved["callbacks"], strict=True):
             for name, value in attributes.items():
-                setattr(callback, name, _copied(value))
+                setattr(callback, name, _like(vars(callback).get(name), value))
 
 
 def _names(kind: Any) -> list[str]:
@@ -119,3 +120,16 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def _like(present: Any, value: Any) -> Any:
+    """A copy of a saved value, whose dicts are of the kind that this process has: a defaultdict stays one."""
+    if not isinstance(value, dict):
+        return _copied(value)
+    copied: dict[str, Any] = {}
+    if isinstance(present, dict):
+        copied = copy.copy(present)
+        copied.clear()
+    for key, each in value.items():
+        copied[key] = _like(present.get(key) if isinstance(present, dict) else None, each)
+    return copied
