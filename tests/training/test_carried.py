@@ -44,6 +44,10 @@ def module(before: str, block: str, result: str) -> str:
 
 
 TRAINER = "class Trainer:\n def __init__(self):\n  self.mean = 0.0\n  self.seen = []\n  self.inner = None\n"
+CLASSES = (
+    "class A:\n wins = 0\nclass B:\n wins = 0\nCHOSEN, ORDER = [A, B], [1, 0, 0, 0, 0, 0]\n"
+    "def pick(n, found=CHOSEN):\n return found[ORDER[n]]\n"
+)
 CLOSURE = (
     "def make():\n n = 0\n def count():\n  nonlocal n\n  n += 1\n  return n\n return count\ncount = make()\nout = []\n"
 )
@@ -124,6 +128,26 @@ SCRIPTS = {
         setup="class Slow(torch.optim.SGD):\n def __init__(self):\n  super().__init__([torch.zeros(1)], lr=.1)\n"
         "  self.mean, self.seen = 0.0, []\n def step(self, closure=None):\n  super().step(closure)\n"
         "  self.seen.append(len(self.seen))\n  self.mean = self.mean * .5 + len(self.seen)\n",
+    ),
+    "attributes of classes, by a name for several": function(
+        "x, one = 0, CHOSEN[1]",
+        "one = pick(step.number)\nsetattr(one, 'win' + 's', one.wins + 1)\nx = x + b * sum(vars(c)['wins'] for c in CHOSEN)",
+        "x, A.wins, B.wins",
+        setup=CLASSES,
+    ),
+    "attributes of classes, by the name of the last one": function(
+        "x, last = 0, CHOSEN[1]",
+        "x = x + b * (last is A)\nlast = pick(step.number)\nsetattr(last, 'win' + 's', last.wins + 1)\n"
+        "x = x + sum(vars(c)['wins'] for c in CHOSEN)",
+        "x, A.wins, B.wins",
+        setup=CLASSES,
+    ),
+    "attributes of objects, by the name of the last one": function(
+        "x, last = 0, players[1]",
+        "x = x + b * (last is players[0])\nlast = pick(step.number, players)\nlast.wins += 1\n"
+        "x = x + sum(vars(p)['wins'] for p in players)",
+        "x, [p.wins for p in players]",
+        setup=f"{CLASSES}players = [A(), B()]\nfor p in players:\n p.wins = 0\n",
     ),
     "closure": function("x = 0", "x = x + b * count()", "x, count()", setup=CLOSURE),
     "closure that is decorated": function(

@@ -258,6 +258,8 @@ def worker_environment(
         "TORCHELASTIC_RUN_ID": launch.settings.job,
         "PYTHONUNBUFFERED": "1",
     }
+    if environment.get("PYTHONHASHSEED", "random") == "random":
+        environment["PYTHONHASHSEED"] = "0"  # a set of strings has the same order in a replacement
     if world_size > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment

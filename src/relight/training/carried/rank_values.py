@@ -183,7 +183,7 @@ class RankValues:
         catalog = self._catalog
         spots = catalog.loop.spots
         spots.frames.forget()
-        survey = Survey(spots, catalog.is_foreign, traces=True)
+        survey = Survey(spots, catalog.is_foreign, traces=True, rebound=catalog.comparison.rebound)
         for place, value in (*_loaders(spots.frames), (_DATA_ROOT, spots.data)):
             survey.look(place, value)  # a function, with what it encloses
             for name in _OF_LOADERS if isinstance(value, DataLoader) else ():

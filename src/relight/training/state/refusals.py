@@ -80,6 +80,11 @@ def _refuse_kind(name: str, part: Any) -> None:
     instead = _UNSUPPORTED.get(type(part).__name__)
     if instead and type(part).__module__.startswith("torch.distributed."):
         raise UsageError(f"{name} uses {type(part).__qualname__}, which relight cannot restore: {instead}")
+    if isinstance(part, torch.jit.ScriptModule):
+        raise UsageError(
+            f"{name} has a module compiled by torch.jit ({part.original_name}), whose tensors relight cannot exchange. "
+            "Pass the module itself, or torch.compile(module). Functions may be compiled by torch.jit.script"
+        )
     for hook in stateful_hooks(part):
         raise UsageError(
             f"{name} has a communication hook of DDP with a state of its own ({type(hook).__qualname__}): it differs "

@@ -1,6 +1,8 @@
 """Settings of torch as a whole that a step may change: gradients enabled, default type, precision, threads.
 
 A step that was interrupted between `torch.set_default_dtype(torch.float64)` and the way back would be repeated with it.
+Weights that autocast has cast are forgotten at the beginning of each step: those that `set_autocast_enabled` leaves
+in torch's cache are of an older step, and a replacement would not have them.
 """
 
 from collections.abc import Callable
@@ -33,10 +35,12 @@ class TorchSettings:
     def begin(self) -> None:
         """Begin a step."""
         self._before = {name: read() for name, (read, _) in _SETTINGS.items()}
+        torch.clear_autocast_cache()
 
     def roll_back(self) -> None:
         """Make them what they were when the step began."""
         adopt_settings(self._before)
+        torch.clear_autocast_cache()
 
 
 def shared_settings() -> dict[str, Any]:

@@ -17,6 +17,7 @@ NEEDED = {
         "_C.TensorBase.requires_grad_",
         "utils._pytree.tree_leaves",
         "_C._current_graph_task_id",
+        "_C._jit_set_profiling_executor",
         "autograd.Variable._execution_engine.queue_callback",
         "autograd.graph._engine_run_backward",
         "autograd._engine_run_backward",

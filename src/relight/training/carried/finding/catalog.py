@@ -56,6 +56,8 @@ class Catalog:
 
     def begin(self) -> None:
         """The loop is found."""
+        for place, thing in self.comparison.objects():
+            self.homes.name(key_of(place), thing)  # a variable that comes to stand for it means this very object
         for place, value in attributes_of_parts(self.parts):
             if kind_of(value) == "generator":
                 self.keep(place, seen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.places import MISSING, Spots
 from relight.training.carried.finding.survey import Survey, is_kept_with_modules
-from relight.training.carried.values.values import attributes_of, changed, remember
+from relight.training.carried.values.values import attributes_of, changed, kind_of, remember
 
 FIRST_STEPS = 3
 
@@ -29,6 +29,7 @@ class Comparison:
         """`is_foreign`: of an object that is not looked into."""
         self._spots = spots
         self._is_foreign = is_foreign
+        self.rebound: set[Place] = set()  # names that steps bind to another object now and then
         self._number = 0  # of steps that were committed
         self._before: Survey | None = None
         self._last: Survey | None = None
@@ -45,16 +46,16 @@ class Comparison:
         Returns the places that have changed since the first steps, or since the step that was compared last.
         """
         changed_since = self._changed_since_last() if self._number >= FIRST_STEPS else []
-        self._before = Survey(self._spots, self._is_foreign)
-        self._last = Survey(self._spots, self._is_foreign, traces=True)
+        self._before = self._survey()
+        self._last = self._survey(traces=True)
         return changed_since
 
     def look_again(self) -> None:
         """Take the values of now for those of the step that is compared, and of the one that was compared last."""
         if self._before is not None:
-            self._before = Survey(self._spots, self._is_foreign)
+            self._before = self._survey()
         if self._last is not None:
-            self._last = Survey(self._spots, self._is_foreign, traces=True)
+            self._last = self._survey(traces=True)
 
     def commit(self) -> None:
         """The step counts."""
@@ -87,6 +88,16 @@ class Comparison:
                 if not is_covered(new) and name[0] != "_":
                     yield Change(new, remember(MISSING), 0, None)
 
+    def objects(self) -> Iterator[tuple[Place, Any]]:
+        """Objects of the script's own classes that can be reached now."""
+        for place in self._survey(traces=True).found:
+            spot = self._spots.find(place)
+            if spot is not None and kind_of(thing := spot.get()) == "object":
+                yield place, thing
+
+    def _survey(self, *, traces: bool = False) -> Survey:
+        return Survey(self._spots, self._is_foreign, traces=traces, rebound=self.rebound)
+
     def changed_since(self) -> list[Place]:
         """Places that have changed since the last step that was compared began. Empty while one is."""
         is_under_way = self._before is not None or self._number < FIRST_STEPS
@@ -96,7 +107,7 @@ class Comparison:
         last = self._last
         if last is None:
             return []
-        now = Survey(self._spots, self._is_foreign, traces=True)
+        now = self._survey(traces=True)
         places = [place for place, seen in last.found.items() if place in now.found and now.found[place] != seen]
         for place, names in last.attributes.items():
             new = sorted(name for name in now.attributes.get(place, names) - names if name[0] != "_")

@@ -63,9 +63,10 @@ def of_module(one: Kept, module: nn.Module) -> UsageError:
     """A variable of the script that stands for another module in some steps, or for one that steps change."""
     has_state = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
     instead = f"relight.Training({_HAND_OVER.format(one.name)}"
+    if not has_state:
+        instead = f"{instead}. If {one.name} stands for one module or another, {_CHOOSE.format(one.name)}"
     return UsageError(
-        f"{one.where}: {one.name}, {name_of(module)}, changes from step to step, and was not handed over: "
-        f"{instead if has_state else _CHOOSE.format(one.name)}"
+        f"{one.where}: {one.name}, {name_of(module)}, changes from step to step, and was not handed over: {instead}"
     )
 
 

@@ -53,6 +53,8 @@ class Search:
             names = names_of(iteration, frames, self._catalog.is_foreign)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
             catalog.dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
+            written = {*names.dead, *(found.place for found in names.found.values())}
+            catalog.comparison.rebound = {place for place in written if len(place) == 1}
             for found in names.found.values():
                 self._keep_found(found)
         for text in self._declared_names:

@@ -4,7 +4,7 @@ import enum
 import functools
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -41,7 +41,22 @@ _MOST_BYTES = 2**28  # copied by one survey
 class Survey:
     """The values at each place now, with marks by which changes are seen, or traces, which hold no value."""
 
-    def __init__(self, spots: Spots, is_foreign: Callable[[Any], bool], *, traces: bool = False) -> None:
+    def __init__(
+        self,
+        spots: Spots,
+        is_foreign: Callable[[Any], bool],
+        *,
+        traces: bool = False,
+        rebound: Collection[Place] = (),
+    ) -> None:
+        """Look at everything. An object that several names reach gets the place of one that steps do not rebind.
+
+        Args:
+            spots: where the names are.
+            is_foreign: of an object that is not looked into.
+            traces: whether no values are held.
+            rebound: names that steps bind to another object now and then.
+        """
         self._is_foreign = is_foreign
         self._is_part = functools.partial(is_part, spots.parts)
         self._traces = traces
@@ -50,20 +65,8 @@ class Survey:
         self.modules: dict[Place, Place] = {}  # of their tensors
         self._seen: set[int] = set()
         self.found: dict[Place, Any] = {}
-        modules: dict[str, dict[str, Any]] = {}
-        frames = spots.frames
-        for number in range(len(frames.frames)):
-            if frames.frames[number] is None:
-                continue
-            name, names, is_module = frames.names(number)
-            modules.setdefault(name, names)
-            if not is_module:
-                for local, value in frames.read(number).items():
-                    self._look((("frame", str(number), local),), value, 0)
-        for name, names in modules.items():
-            for one, value in list(names.items()):
-                if not one.startswith("__"):
-                    self._look((("module", name, one),), value, 0)
+        for place, value in sorted(_names(spots), key=lambda named: named[0] in rebound):
+            self._look(place, value, 0)
         for place, value in attributes_of_parts(spots.parts):
             self._look(place, value, 0)
         for root, parameter in _parameters_of(spots.parts):
@@ -173,6 +176,24 @@ class Survey:
             if inner is not None and id(inner) not in self._seen and not self._is_foreign(inner):
                 self._seen.add(id(inner))
                 self._look_into_module((*place, ("attribute", name, "")), inner)
+
+
+def _names(spots: Spots) -> Iterator[tuple[Place, Any]]:
+    """Local variables of the frames of the loop, then the names of their modules."""
+    frames = spots.frames
+    modules: dict[str, dict[str, Any]] = {}
+    for number in range(len(frames.frames)):
+        if frames.frames[number] is None:
+            continue
+        name, names, is_module = frames.names(number)
+        modules.setdefault(name, names)
+        if not is_module:
+            for local, value in frames.read(number).items():
+                yield (("frame", str(number), local),), value
+    for name, names in modules.items():
+        for one, value in list(names.items()):
+            if not one.startswith("__"):
+                yield (("module", name, one),), value
 
 
 def attributes_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:

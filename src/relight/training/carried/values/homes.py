@@ -64,11 +64,16 @@ class Homes:
         if is_one_object(thing):
             if id(thing) in self._names:
                 return
-            self._names[id(thing)] = name
-            self._objects[name] = self._reference(thing)
+            self.name(name, thing)
         for step, one in _remembered(value) if isinstance(value, Mark) else members_of(thing):
             if isinstance(one, Mark) or kind_of(one) not in ("plain", "number", "opaque"):
                 self.add(f"{name}{STEP}{step}", one, depth + 1)
+
+    def name(self, name: str, thing: Any) -> None:
+        """One object, without those that it holds. What has a name keeps it."""
+        if id(thing) not in self._names and name not in self._objects:
+            self._names[id(thing)] = name
+            self._objects[name] = self._reference(thing)
 
     def name_of(self, value: Any) -> str | None:
         """None: it is none of them."""
