@@ -131,7 +131,8 @@ SCRIPTS = {
     ),
     "attributes of classes, by a name for several": function(
         "x, one = 0, CHOSEN[1]",
-        "one = pick(step.number)\nsetattr(one, 'win' + 's', one.wins + 1)\nx = x + b * sum(vars(c)['wins'] for c in CHOSEN)",
+        "one = pick(step.number)\nsetattr(one, 'win' + 's', one.wins + 1)\n"
+        "x = x + b * sum(vars(c)['wins'] for c in CHOSEN)",
         "x, A.wins, B.wins",
         setup=CLASSES,
     ),
@@ -148,6 +149,12 @@ SCRIPTS = {
         "x = x + sum(vars(p)['wins'] for p in players)",
         "x, [p.wins for p in players]",
         setup=f"{CLASSES}players = [A(), B()]\nfor p in players:\n p.wins = 0\n",
+    ),
+    "thread local": function(
+        "x = 0",
+        "local.n += b\nx = x + local.n",
+        "x, local.n",
+        setup="import threading\nlocal = threading.local()\nlocal.n = 0\n",
     ),
     "closure": function("x = 0", "x = x + b * count()", "x, count()", setup=CLOSURE),
     "closure that is decorated": function(

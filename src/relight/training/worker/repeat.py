@@ -2,7 +2,7 @@
 
 What a recovery does to a survivor is to undo a step and have the script compute it again. If the script keeps something
 that relight does not know of, which the step reads and changes, the second attempt ends differently. So that is tried
-once, in a job's second step, while nothing has failed yet and little is lost.
+once, in a job's second step, while little is lost. A failure that comes first puts it off to the next attempt.
 """
 
 from collections.abc import Mapping
@@ -31,6 +31,7 @@ class RepeatCheck:
             not runtime.settings.repeat_check or runtime.settings.evidence
         )  # `relight prove` sees for itself
         self._first: dict[str, int] | None = None
+        self._generation = 0  # in which that was computed
 
     def wants_another(self) -> bool:
         """At the end of a block, in front of its barrier: whether this attempt is to be undone and made again.
@@ -40,17 +41,20 @@ class RepeatCheck:
         worker, runtime = self._worker, self._runtime
         if self._is_over:
             return False
-        if runtime.generation != 1 or runtime.closed or worker.version > worker.began + 1:
-            self._is_over = True  # a failure came first: then a step is repeated anyway
+        # All ranks know the version from which a generation began, but after a recovery only of 0 and 1 that the job's
+        # second step comes after it.
+        step = worker.began + 1 if runtime.generation == 1 else 1
+        if worker.version > step:
+            self._is_over = True
             return False
-        if worker.version != worker.began + 1:
+        if runtime.closed or worker.version != step:
             return False
-        if self._first is None:
-            self._first = self._digests()
+        if self._generation != runtime.generation:  # a replacement has not computed the step before
+            self._first, self._generation = self._digests(), runtime.generation
             return True
-        self._is_over = True
-        self._compare(self._first, self._digests())
-        self._first = None
+        if self._first is not None:
+            self._compare(self._first, self._digests())
+            self._first = None
         return False
 
     def _digests(self) -> dict[str, int]:

@@ -218,7 +218,15 @@ class AttributeSpot(Spot):
         elif value is MISSING:
             owner.__dict__.pop(name, None)
         else:
-            object.__setattr__(owner, name, value)
+            set_attribute(owner, name, value)
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute without the object's own method, or with it where its class takes no other (a thread local)."""
+    try:
+        object.__setattr__(owner, name, value)
+    except TypeError:
+        setattr(owner, name, value)
 
 
 class CellSpot(Spot):
