@@ -223,9 +223,13 @@ def test_a_collective_after_the_write_is_repeated(bench: Bench, fault: str) -> N
         assert not [notice for notice in report.notices if "cannot repeat it" in notice], outcome.describe()
 
 
-def test_gradients_that_are_carried_from_step_to_step(bench: Bench) -> None:
-    """The second attempt of an early step does not have them: the job ends there, and says what to write."""
-    outcome = bench.run(broken("carried_gradients"))
+@pytest.mark.parametrize("faults", [[], ["kill rank 1 in FORWARD of step 0"]], ids=["alone", "disturbed"])
+def test_gradients_that_are_carried_from_step_to_step(bench: Bench, faults: list[str]) -> None:
+    """The second attempt of an early step does not have them: the job ends there, and says what to write.
+
+    A failure that comes before it only puts it off.
+    """
+    outcome = bench.run(broken("carried_gradients"), faults=faults)
     assert outcome.status != 0, outcome.describe()
     assert "computed twice from the same start" in outcome.report.error, outcome.describe()
 
