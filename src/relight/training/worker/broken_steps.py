@@ -24,13 +24,15 @@ class BrokenSteps:
         self._checks = checks
 
     def is_interruption(self, error: Exception) -> bool:
-        """Whether this exception comes from a failure elsewhere rather than from the script."""
+        """Whether this exception comes from a failure elsewhere rather than from the script.
+
+        A script may turn what a broken collective raised into an exception of any other kind: by a `finally` that
+        reads a name which was not set, for example. An error of its own comes again when the step is repeated.
+        """
         if isinstance(error, UsageError):
             return False
         if isinstance(error, StepInterrupted):
             return True
-        if not isinstance(error, (RuntimeError, OSError)):
-            return False
         summary = (str(error).splitlines() or [type(error).__name__])[0][:200]
         if isinstance(error, dist.DistBackendError):
             return self._runtime.reports.await_stop(summary)
