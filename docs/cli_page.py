@@ -36,7 +36,7 @@ VARIABLES = """\
 | `PET_NNODES`, `PET_NODE_RANK`, `PET_MASTER_ADDR`, ... | `run` | defaults of these options, as for torchrun |
 | those of Slurm, Kubernetes, MPI, Ray | `run` | [with `--nnodes auto`](CLUSTERS.md#which-variables-are-read) |
 | `OMP_NUM_THREADS` | workers | threads of torch; 1 unless you set it, in jobs of two ranks or more |
-| `PYTHONHASHSEED` | workers | the order of sets of strings; 0 unless you set a number, so that a replacement has the same |
+| `PYTHONHASHSEED` | workers | the order of sets of strings, equal in a replacement; 0 unless you set a number |
 
 A worker finds the variables of torchrun: `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`,
 `GROUP_WORLD_SIZE`, `ROLE_RANK`, `ROLE_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` (always

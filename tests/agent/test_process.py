@@ -149,6 +149,7 @@ def test_a_rank_sees_what_torchrun_would_show_it(tmp_path: Path) -> None:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_RUN_ID": "job-1",
         "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -162,3 +163,8 @@ def test_a_standby_shows_itself_as_the_last_rank(tmp_path: Path) -> None:
     assert environment["OMP_NUM_THREADS"] == "8"
     alone = worker_environment({}, launch(tmp_path, "", world_size=1), "w0", 0, 0, (5, 0), (6, 7))
     assert "OMP_NUM_THREADS" not in alone
+    chosen = {
+        seed: worker_environment({"PYTHONHASHSEED": seed}, launch(tmp_path, ""), "w0", 0, 0, (5, 0), (6, 7))
+        for seed in ("random", "7")
+    }
+    assert [environment["PYTHONHASHSEED"] for environment in chosen.values()] == ["0", "7"]

@@ -67,8 +67,8 @@ class StepLoop:
                 if self._membership.finish():
                     if self._worker.version < self._worker.until:
                         raise SystemExit(0)  # what the script does after training is not due yet
-                    doubt = self._carried.turn(sys._getframe())  # for the code after the loop
-                    if doubt := doubt or self._carried.end(computed=self._worker.commits > 0):
+                    computed = self._worker.commits > 0  # else the code after the loop sees no step of this process
+                    if doubt := self._carried.turn(sys._getframe()) or self._carried.end(computed=computed):
                         self._runtime.notices.doubt(doubt)
                     return
         except GeneratorExit:
@@ -120,8 +120,7 @@ class StepLoop:
     def _begin_turn(self) -> None:
         """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
         runtime, worker = self._runtime, self._worker
-        doubt = self._carried.turn(sys._getframe())
-        if doubt is not None and not runtime.is_rehearsing:
+        if (doubt := self._carried.turn(sys._getframe())) is not None and not runtime.is_rehearsing:
             runtime.notices.doubt(doubt)
         if not runtime.is_rehearsing and self._carried.needs_keeping:
             self._parts.private.keep(worker.version, between=True)
@@ -257,9 +256,9 @@ class StepLoop:
         if not self._parts.repeat_check.wants_another():
             return False
         self._transaction.roll_back()
+        self._checks.note_boundary()  # a learning rate that is a tensor was written when it was undone
         self._state.clear_gradients()
         self._carried.roll_back()
-        self._checks.note_boundary()  # a learning rate that is a tensor was written when it was undone
         self._runtime.page.stamp(Phase.OUTSIDE)
         self._runtime.handle(happened.StepUndone())
         return True
