@@ -279,6 +279,38 @@ def test_a_step_that_is_undone_leaves_no_trace(run: Any, body: Body, steps: int)
     assert script.bits() == undisturbed.bits()
 
 
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("exchanged", [1, 3])
+def test_parameters_that_have_changed_places_with_an_average_go_back(run: Any, steps: int, exchanged: int) -> None:
+    """A failure strikes while they lie in the average's memory, or while some do: both keep what they held."""
+    failing = False
+
+    def exchanges(script: Script) -> None:
+        script.train()
+        script.write()
+        held = [parameter.data for parameter in script.net.parameters()]
+        for parameter, other in [*zip(script.net.parameters(), average, strict=True)][:exchanged]:
+            parameter.data = other
+        script.collective()
+        if failing:
+            raise InterruptedError
+        for parameter, own in zip(script.net.parameters(), held, strict=True):
+            parameter.data = own
+
+    script = run(exchanges)
+    average = [torch.full_like(parameter, 7.0) for parameter in script.net.parameters()]
+    for _ in range(steps):
+        script.step()
+    before, places = script.bits(), [parameter.data_ptr() for parameter in script.net.parameters()]
+    failing = True
+    with pytest.raises(InterruptedError):
+        script.attempt()
+    script.undo()
+    assert script.bits() == before
+    assert [parameter.data_ptr() for parameter in script.net.parameters()] == places
+    assert all((other == 7.0).all() for other in average)
+
+
 def _body_up_to_the_barrier(script: Script) -> None:
     """A failure strikes as late as a step can be undone: at its barrier."""
     prepare = script.transaction.prepare

@@ -23,6 +23,7 @@ class DataAccess:
         self.reached: set[int] = set()  # by `id`
         self.flags_set = 0  # how often any tensor's `requires_grad` was set
         self._assigned: set[int] = set()
+        self._memory: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # tensors given other memory, with their first
         self._given: dict[int, torch.Tensor] = {}  # what `.data` gave first: it counts the writes of all that it gave
         self._watched: set[int] = set()
 
@@ -33,7 +34,14 @@ class DataAccess:
     def clear(self) -> None:
         self.reached.clear()
         self._assigned.clear()
+        self._memory.clear()
         self._given.clear()
+
+    def put_back(self) -> None:
+        """Give tensors that were assigned other memory the memory that they had at the last `clear`."""
+        for tensor, memory in self._memory.values():
+            DATA.__set__(tensor, memory)
+        self._memory.clear()
 
     @property
     def written(self) -> set[int]:
@@ -62,6 +70,7 @@ class DataAccess:
                     before_reach(tensor)
                 watched_of._assigned.add(id(tensor))
                 watched_of._given.pop(id(tensor), None)
+                watched_of._memory.setdefault(id(tensor), (tensor, DATA.__get__(tensor)))
             DATA.__set__(tensor, value)
 
         @not_compiled

@@ -23,6 +23,7 @@ class StepImages:
     def __init__(self, state: "TrackedState", access: DataAccess) -> None:
         self._state = state
         self._slots = state.slots
+        self._access = access
         self._attributes = state.attributes
         self._settings = TorchSettings()
         self._parameter_attributes = ParameterAttributes(state.parameters)
@@ -57,6 +58,7 @@ class StepImages:
         self._attributes.roll_back()
         self._settings.roll_back()
         self._parameter_attributes.roll_back()
+        self._access.put_back()  # before contents: a parameter may lie in the memory of another tensor
         self._slots.refresh()
         self._flags.put_back()
         self.tensors.put_back()

@@ -191,6 +191,14 @@ class Transaction:
             now = self._changes.scan()
         self._changes.end(now)
 
+    def give_memory_back(self) -> None:
+        """Give tensors the memory in which they lay when the step began, before anything is written into them.
+
+        A script that exchanges weights with an average through `.data` may have been interrupted in between.
+        """
+        if self.is_open:
+            self._changes.access.put_back()
+
     def roll_back(self) -> None:
         """Make everything but the gradients what it was when the step began."""
         if self.is_open:

@@ -43,6 +43,7 @@ class BrokenSteps:
         line = _line_of(error)
         drop_frames(error)
         self._runtime.synchronize()  # the attempt may have used any stream
+        self._parts.transaction.give_memory_back()
         changed = self._parts.transaction.unimaged_changes()
         torn_by = self._tell_of_torn(listed(changed) if changed else "", line)
         if self._runtime.worker.passed:
