@@ -49,7 +49,7 @@ test-device-all: setup ## the same with the long matrix: every way to train, eve
 	$(BIN)/python -m tests.device_extension.build
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m late tests/device_extension
 
-test-clusters: $(VENV)/.ray ## jobs on a real Ray, a real Slurm and an emulated Kubernetes; as root, with slurmctld, slurmd, munge, iproute2
+test-clusters: $(VENV)/.ray $(VENV)/.kubernetes ## jobs on a real Ray, a real Slurm and an emulated Kubernetes; as root, with slurmctld, slurmd, munge, iproute2
 	$(BIN)/python -m pytest -m clusters -rs tests/clusters
 
 test-integrations: $(VENV)/.huggingface $(VENV)/.lightning ## the tests of integrations that need other packages; installs these
@@ -120,6 +120,10 @@ $(VENV)/.lightning: $(VENV)/.setup
 
 $(VENV)/.ray: $(VENV)/.setup
 	$(PIP) --editable '.[ray]'
+	@touch $@
+
+$(VENV)/.kubernetes: $(VENV)/.setup
+	$(PIP) --editable '.[kubernetes]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.setup

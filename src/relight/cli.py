@@ -80,6 +80,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from relight.cluster.place import is_spare
     from relight.launch.commands import join, launch
     from relight.launch.hosts_command import host_name
+    from relight.launch.succession import find_run
+    from relight.server.records.earlier import has_finished
+    from relight.wire.connection.address import read_address
 
     if arguments.command == "chaos":
         if arguments.explain:
@@ -95,6 +98,8 @@ def _run(arguments: argparse.Namespace) -> int:
     endpoint = config.find_endpoint(arguments, nodes)
     hint_at_misplaced_flags(arguments.script_and_arguments)
     if endpoint is None:
+        if arguments.lease:
+            raise UsageError("--lease is for a job on several nodes: give --rdzv-endpoint HOST:PORT and --token-file")
         if arguments.token_file:
             config.read_shared_token(arguments.token_file)  # of no use on one node, but a mistake in it is one
         tls = config.find_tls(arguments, (config.LOOPBACK, 0), is_first=True)
@@ -102,10 +107,17 @@ def _run(arguments: argparse.Namespace) -> int:
         return launch(settings, quiet=arguments.quiet, dashboard=dashboard, tls=tls)
     token = config.read_shared_token(arguments.token_file)
     is_first = config.is_first_node(arguments, endpoint)
+    going = find_run(arguments) if arguments.lease else None  # then node 0 was lost, and comes back
+    if arguments.lease and going is None and has_finished(Path(arguments.run_dir)):
+        print(f"relight: the run in {arguments.run_dir} has finished", file=sys.stderr, flush=True)
+        return 0
+    if going is not None:
+        is_first, endpoint = False, read_address(Path(arguments.run_dir)) or endpoint
     tls = config.find_tls(arguments, endpoint, is_first=is_first)
     if not is_first:
         name = f"node-{arguments.node_rank}" if arguments.node_rank is not None else host_name()
-        return join(endpoint, token, name, spare=is_spare(arguments), quiet=arguments.quiet, tls=tls)
+        spare = is_spare(arguments)
+        return join(endpoint, token, name, spare=spare, quiet=arguments.quiet, tls=tls, settings=going)
     config.hand_down_token_file(arguments)
     settings = config.build_settings(arguments, datetime.datetime.now())
     return launch(settings, token, quiet=arguments.quiet, dashboard=dashboard, tls=tls)

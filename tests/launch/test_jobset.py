@@ -12,7 +12,8 @@ import pytest
 
 from relight.cli import main, make_parser
 from relight.errors import UsageError
-from relight.launch.jobset import _NODE, job_set
+from relight.launch.jobset import _NODE
+from relight.launch.jobset import manifest as printed
 
 RUN = ("--nproc-per-node", "2", "my train.py", "--lr", "0.1")
 LAST = ("--nodes", "4", "--spare-nodes", "1", "--image", "registry/train:1")
@@ -20,7 +21,7 @@ LAST = ("--nodes", "4", "--spare-nodes", "1", "--image", "registry/train:1")
 
 def manifest(*options: str, run: tuple[str, ...] = RUN) -> dict[str, Any]:
     parser, _ = make_parser()
-    return job_set(parser.parse_args(["submit", "k8s", *options, "--", *run]))
+    return printed(parser.parse_args(["submit", "k8s", *options, "--", *run]))
 
 
 def pod(group: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +61,48 @@ def test_the_lines_are_ones_for_relight_run() -> None:
         assert (arguments.nnodes, arguments.spare_nodes, arguments.token_file) == ("4", 1, "/etc/relight/token")
         ranks.append((arguments.node_rank, arguments.rdzv_endpoint))
     assert ranks == [(0, "[$POD_IP]:29400"), (3, "relight-head-0-0.relight:29400")]
+
+
+MOVES = (*LAST, "--namespace", "ml", "--claim", "runs:/runs")
+
+
+def test_a_controller_that_can_move_makes_all_pods_alike() -> None:
+    *rights, job_set = manifest(*MOVES)["items"]
+    spec = job_set["spec"]
+    assert [rule["targetReplicatedJobs"] for rule in spec["failurePolicy"]["rules"]] == [["head", "node"]]
+    assert spec["failurePolicy"]["rules"][0]["action"] == "RestartJob"
+    assert spec["successPolicy"]["targetReplicatedJobs"] == ["head", "node"]  # the head may be drained, and be done
+    for group in spec["replicatedJobs"]:
+        (container,) = pod(group)["containers"]
+        line = next(line for line in container["command"][2].splitlines() if line.startswith("relight"))
+        arguments = make_parser()[0].parse_args(shlex.split(line.replace("$NODE_RANK", "1").removesuffix("&"))[1:])
+        assert (arguments.lease, arguments.run_dir) == ("relight", "/runs/runs/relight-$JOBSET_UID")
+        assert pod(group)["serviceAccountName"] == "relight"
+        assert {"JOBSET_UID", "RELIGHT_HOST_ADDRESS"} <= {variable["name"] for variable in container["env"]}
+    assert [item["kind"] for item in rights] == ["ServiceAccount", "Lease", "Role", "RoleBinding"]
+    assert {item["metadata"]["namespace"] for item in rights} == {"ml"}
+
+
+def test_the_pods_may_read_and_replace_their_lease_and_nothing_else() -> None:
+    _, _, role, binding = manifest(*MOVES)["items"][:4]
+    assert role["rules"] == [
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": ["relight"],
+            "verbs": ["get", "update"],
+        }
+    ]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "relight", "namespace": "ml"}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def test_a_controller_that_cannot_move_asks_for_no_rights() -> None:
+    for options in ((*MOVES, "--fixed-controller"), LAST):
+        found = manifest(*options)
+        assert found["kind"] == "JobSet"
+        assert "lease" not in json.dumps(found)
+        assert "serviceAccountName" not in json.dumps(found)
 
 
 def test_options_have_their_places_in_the_pods() -> None:
@@ -107,8 +150,15 @@ def test_a_node_that_was_told_to_leave_is_not_done(tmp_path: Path, ends_with: in
         ((*LAST, "--job-name", "My_job"), RUN, "--job-name My_job"),
         ((*LAST, "--claim", "runs"), RUN, "expected NAME:PATH"),
         ((*LAST, "--gpus", "-1"), RUN, "cannot be negative"),
+        (("--nodes", "1026", "--image", "i"), RUN, "at most 1025 nodes"),
         (("--nodes", "2", "--image", ""), RUN, "--image is empty"),
+        (("--nodes", "2", "--image", "registry/my train"), RUN, "has no spaces"),
         ((*LAST, "--namespace", "my space"), RUN, "--namespace my space"),
+        ((*LAST, "--namespace", "my.space"), RUN, "--namespace my.space"),
+        ((*LAST, "--secret", "a..b"), RUN, "--secret a..b"),
+        ((*LAST, "--secret", ""), RUN, "--secret :"),
+        ((*LAST, "--claim", "runs:/runs"), RUN, "--namespace: name it"),
+        (MOVES, ("--run-dir", "/elsewhere", "train.py"), "--run-dir: the manifest has its own"),
         ((*LAST, "--secret", "Token"), RUN, "--secret Token"),
         ((*LAST, "--claim", "Runs:/runs"), RUN, "--claim Runs"),
     ],

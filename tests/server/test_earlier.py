@@ -9,12 +9,12 @@ import pytest
 
 from relight.core.protocol.commands import EndJob
 from relight.errors import UsageError
-from relight.server.records.earlier import keep_aside
+from relight.server.records.earlier import going_on, has_finished, keep_aside
 from relight.server.records.journal import SILENT_SECONDS, Journal
 from relight.wire.settings import JobSettings
 
 
-def write_run(run_dir: Path, *, ended: bool) -> Path:
+def write_run(run_dir: Path, *, ended: bool, error: str = "stopped: SIGTERM") -> Path:
     """Write the files that a run leaves there, and a checkpoint beside them."""
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "logs" / "rank-0.log").write_text("hello\n")
@@ -22,7 +22,7 @@ def write_run(run_dir: Path, *, ended: bool) -> Path:
     settings = JobSettings(job="mine", run_id="1", script="train.py", script_arguments=(), module=False, world_size=2)
     journal = Journal(run_dir, settings, lambda *_: None)
     if ended:
-        journal.commands(1.0, [EndJob(error="stopped: SIGTERM", details="", why="stopped: SIGTERM")])
+        journal.commands(1.0, [EndJob(error=error, details="", why=error)])
     journal.close()
     return run_dir / "journal.jsonl"
 
@@ -69,3 +69,17 @@ def test_what_is_no_journal_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         keep_aside(tmp_path)
     assert names(tmp_path) == ["journal.jsonl"]
+
+
+def test_a_host_that_comes_back_knows_whether_the_run_goes_on(tmp_path: Path) -> None:
+    assert going_on(tmp_path) is None
+    assert not has_finished(tmp_path)
+    write_run(tmp_path / "goes on", ended=False)
+    settings = going_on(tmp_path / "goes on")
+    assert settings is not None
+    assert settings.script == "train.py"
+    assert not has_finished(tmp_path / "goes on")
+    write_run(tmp_path / "failed", ended=True)
+    assert (going_on(tmp_path / "failed"), has_finished(tmp_path / "failed")) == (None, False)
+    write_run(tmp_path / "finished", ended=True, error="")
+    assert (going_on(tmp_path / "finished"), has_finished(tmp_path / "finished")) == (None, True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
@@ -268,3 +269,40 @@ def test_a_journal_that_is_locked_is_taken_over_only_by_force_and_its_writer_giv
     assert not alarms
     old.close()
     new.close()
+
+
+def test_a_journal_whose_lock_is_free_is_taken_over_as_a_copy(tmp_path: Path) -> None:
+    """A lock may go with the connection to the storage, while its holder is only stopped."""
+    alarms, gave_way = Alarms(), list[str]()
+    old = Journal(tmp_path, SETTINGS, alarms, give_way=lambda: gave_way.append("old"))
+    old.note(0.5, "of the old one")
+    assert old._descriptor is not None
+    fcntl.flock(old._descriptor, fcntl.LOCK_UN)
+    new = Journal(tmp_path, SETTINGS, alarms, resume=True, take_over=True)
+    old.note(1.0, "after it woke up")
+    assert gave_way == ["old"]
+    assert [line.note for line in read_journal(tmp_path / "journal.jsonl")[1]] == ["of the old one"]
+    old.close()
+    new.close()
+
+
+def test_a_controller_that_may_not_act_gives_way_before_a_line_and_before_an_order(tmp_path: Path) -> None:
+    class GaveWay(Exception):
+        pass
+
+    def give_way() -> None:
+        raise GaveWay
+
+    answers = [True]  # for the first line, which has the settings
+    journal = Journal(tmp_path, SETTINGS, Alarms(), may_act=lambda: answers.pop(0), give_way=give_way)
+    answers += [True, True, True]
+    journal.event(0.5, EVENT)
+    journal.commands(0.5, [Notice(level="info", why="of the controller")])
+    answers += [True, False]
+    with pytest.raises(GaveWay):
+        journal.commands(1.0, [Notice(level="info", why="written, so a successor knows it, and not given")])
+    answers.append(False)
+    with pytest.raises(GaveWay):
+        journal.event(2.0, EVENT)
+    assert len(read_journal(tmp_path / "journal.jsonl")[1]) == 3
+    journal.close()

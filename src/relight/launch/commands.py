@@ -57,11 +57,19 @@ def launch(
 
 
 def join(
-    controller: tuple[str, int], token: bytes, name: str, *, spare: bool, quiet: bool, tls: Tls | None = None
+    controller: tuple[str, int],
+    token: bytes,
+    name: str,
+    *,
+    spare: bool,
+    quiet: bool,
+    tls: Tls | None = None,
+    settings: JobSettings | None = None,
 ) -> int:
     """Run what a job's controller on another host orders, until the job ends; returns the exit status.
 
-    `spare`: this host is none of the nodes that the job starts on.
+    `spare`: this host is none of the nodes that the job starts on. `settings`: of a job whose controller may be gone,
+    since this host may take it over; None: the controller has them.
     """
     screen = Screen(quiet=quiet)
     where = f"{controller[0]}:{controller[1]}"
@@ -69,7 +77,7 @@ def join(
     try:
         if tls is not None:
             leave_to_children(tls.files)
-        settings = asyncio.run(fetch_settings(controller, token, JOIN_SECONDS, tls))
+        settings = settings or asyncio.run(fetch_settings(controller, token, JOIN_SECONDS, tls))
         os.environ.setdefault(HOST_ADDRESS, address_towards(*controller))
         address = Address(host=controller[0], port=controller[1], pid=0)
         return asyncio.run(_launch(settings, token, screen, name, quiet=True, controller=address, tls=tls, spare=spare))

@@ -14,7 +14,7 @@ from relight.launch.restart_policy import RestartPolicy
 from relight.launch.supervisor import Supervisor
 from relight.terminal import Screen
 from relight.wire.connection.address import Address, find_address
-from relight.wire.settings import SUPERSEDED, JobSettings
+from relight.wire.settings import HAND_OVER, SUPERSEDED, JobSettings
 
 START_SECONDS = 30.0
 SILENT_LOOK_SECONDS = 1.0
@@ -34,16 +34,18 @@ class ControllerChild:
         observer: Observer,
         *,
         flags: tuple[str, ...],
+        holder: str = "",
         on_start: Callable[[Address], None],
     ) -> None:
-        """`flags`: of the first controller. `on_start` is called once, when it listens."""
+        """`flags`: of the first controller. `holder`: see `Succession`. `on_start` is called once, when it listens."""
         self._private_dir = private_dir
         self._screen = screen
         self._progress = progress
         self._observer = observer
         self._flags = flags
         self._on_start = on_start
-        self._patience_seconds = START_SECONDS
+        self._always = ("--holder", holder) if holder else ()
+        self._patience_seconds = START_SECONDS + (2 * settings.lease_seconds if holder else 0)
         self._supervisor = Supervisor(
             "controller",
             RestartPolicy(settings.controller_timeout_seconds / 10),
@@ -52,15 +54,30 @@ class ControllerChild:
         )
         self.child: Child | None = None  # the newest one
         self.superseded = False  # the job has another controller
+        self._hands_over = False
 
     async def keep(self) -> None:
         """Run controllers until the job has ended, or there is no controller to be had."""
         await self._supervisor.keep(self._live)
 
+    def hand_over(self) -> None:
+        """Leave the job to a controller on another host."""
+        self._hands_over = True
+        if self.child is not None:
+            self.child.signal(HAND_OVER)
+
     async def _live(self, again: bool) -> Child | None:
         flags = ("--resume",) if again else self._flags
         controller = self.child = await start_module(
-            *("relight.server", "--private-dir", str(self._private_dir), "--parent", str(os.getpid()), *flags)
+            *(
+                "relight.server",
+                "--private-dir",
+                str(self._private_dir),
+                "--parent",
+                str(os.getpid()),
+                *flags,
+                *self._always,
+            )
         )
         address = await self._await_address(controller)
         if address is not None:
@@ -70,7 +87,9 @@ class ControllerChild:
             await self._attend(controller, address)
         if self._observer.ended is not None:
             return None
-        if controller.status == SUPERSEDED:
+        if self._hands_over:
+            return None
+        if controller.status == SUPERSEDED and self._progress.has_started:
             self._screen.say("the job has another controller; this host continues with that one", "warning")
             self.superseded = True
             return None

@@ -11,12 +11,15 @@ from relight.errors import UsageError
 from relight.launch.submitted import flags_and_script
 
 PORT = 29400  # of the controller
+MAX_NODES = 1025  # 1024 in a group of which single Jobs are made again, says JobSet, and the head
 SECRETS = "/etc/relight"
 USER = 1000  # of the pods; must be able to write where the script does
 UNREACHABLE_SECONDS = 30  # from the moment at which Kubernetes misses a node until its pods are given up
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-_OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # of what exists already
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_OBJECT_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")  # of what exists already
 _INDEX = "metadata.labels['jobset.sigs.k8s.io/job-global-index']"
+_UID = "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"  # so a JobSet of the same name is another run
 
 # A pod that is evicted or deleted gets SIGTERM: its ranks move to spares, and `relight run` ends with 0. Status 0
 # would say that the node's Job is done, so that no pod is made in its place. A `wait` that the signal ends returns 143
@@ -44,8 +47,9 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
         "SCRIPT ...",
         description="Print the manifest of a job for Kubernetes as JSON, or hand it to kubectl with --apply. It is a "
         "JobSet (0.12 or newer, with its feature gate RestartJob) with a Job of one pod for each node. A pod that is "
-        "lost is made again, and joins the job as a spare; the others train on. If the first pod is lost, all are made "
-        "again, and go on from the newest checkpoint, which needs training.checkpoint(...) and --claim.",
+        "lost is made again, and joins the job as a spare; the others train on. With --claim the job's controller "
+        "moves to another pod when its own is lost, by a Lease and a service account that may use it. Without, all "
+        "pods are made again then.",
         epilog="example: relight submit k8s --nodes 4 --spare-nodes 1 --image registry/train:1 --gpus 8 "
         "-- --nproc-per-node 8 train.py --lr 0.1 | kubectl apply -f -",
         allow_abbrev=False,
@@ -59,6 +63,7 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
     add("--gpus", type=int, default=0, metavar="N", help="GPUs of each pod, as nvidia.com/gpu; default 0")
     add("--secret", default="relight-token", metavar="NAME", help="Secret with the key token; default relight-token")
     add("--claim", default="", metavar="NAME:PATH", help="a PersistentVolumeClaim, and where all pods see it")
+    add("--fixed-controller", action="store_true", help="do not let the controller move: no Lease, no service account")
     add("--grace-seconds", type=int, default=120, metavar="SECONDS", help="time to leave a pod in order; default 120")
     add("--max-restarts", type=int, default=100, metavar="N", help="how many pods are made again; default 100")
     add("--apply", action="store_true", help="hand the manifest to `kubectl apply -f -`")
@@ -66,49 +71,119 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
     k8s.set_defaults(call=_submit)
 
 
+def manifest(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return all that the job needs: a JobSet, and if its controller can move, the Lease and the right to it.
+
+    Raises UsageError.
+    """
+    wanted = job_set(arguments)
+    if not _moves(arguments):
+        return wanted
+    return {"apiVersion": "v1", "kind": "List", "items": [*lease_and_rights(arguments), wanted]}
+
+
 def job_set(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the manifest. Raises UsageError."""
+    """Return the JobSet. Raises UsageError."""
     given = flags_and_script(arguments, "relight submit k8s --nodes 4 --image IMAGE -- train.py")
     _check(arguments)
     name, spares = arguments.job_name, ("--spare-nodes", str(arguments.spare_nodes))
     run = shlex.join(["relight", "run", "--nnodes", str(arguments.nodes), *spares])
     token = shlex.join(["--token-file", f"{SECRETS}/token", *given])
-    head = f'exec {run} --node-rank 0 --rdzv-endpoint "[$POD_IP]:{PORT}" {token}'
+    if _moves(arguments):
+        directory = shlex.quote(f"{_claim(arguments)[1].rstrip('/')}/runs/{name}-")
+        run += f' --lease {name} --run-dir {directory}"$JOBSET_UID"'
+    head = f'{run} --node-rank 0 --rdzv-endpoint "[$POD_IP]:{PORT}" {token}'
     node = f'{run} --node-rank "$NODE_RANK" --rdzv-endpoint {name}-head-0-0.{name}:{PORT} {token}'
-    groups = [_group("head", 1, _pod(arguments, head, {"tcpSocket": {"port": PORT}, "periodSeconds": 10}))]
+    groups = [_group("head", 1, _head(arguments, head))]
     if arguments.nodes > 1:
         groups.append(_group("node", arguments.nodes - 1, _pod(arguments, _NODE.format(command=node))))
-    metadata = {"name": name, **({"namespace": arguments.namespace} if arguments.namespace else {})}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": metadata,
+        "metadata": _metadata(arguments),
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
-            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["head"]},
-            "failurePolicy": {
-                "maxRestarts": arguments.max_restarts,
-                "rules": [  # the first that matches: without the head all pods fail, and that is to count once
-                    {"name": "lostHead", "action": "RestartJobSet", "targetReplicatedJobs": ["head"]},
-                    {"name": "lostNode", "action": "RestartJob", "targetReplicatedJobs": ["node"]},
-                ][: len(groups)],
-            },
+            **_policies(arguments),
             "replicatedJobs": groups,
         },
     }
 
 
+def _moves(arguments: argparse.Namespace) -> bool:
+    """Whether the controller moves when its pod is lost: it needs the journal on storage that all pods see."""
+    return bool(arguments.claim) and arguments.nodes > 1 and not arguments.fixed_controller
+
+
+def _metadata(arguments: argparse.Namespace) -> dict[str, str]:
+    return {"name": arguments.job_name, **({"namespace": arguments.namespace} if arguments.namespace else {})}
+
+
+def _policies(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what becomes of the JobSet when Jobs end."""
+    if _moves(arguments):  # all pods are alike
+        done, rules = ["head", "node"], [("lost", "RestartJob", ["head", "node"])]
+    else:  # the first rule that matches: without the head all pods fail, and that is to count once
+        done, rules = ["head"], [("lostHead", "RestartJobSet", ["head"]), ("lostNode", "RestartJob", ["node"])]
+        rules = rules[: min(arguments.nodes, 2)]
+    return {
+        "successPolicy": {"operator": "All", "targetReplicatedJobs": done},
+        "failurePolicy": {
+            "maxRestarts": arguments.max_restarts,
+            "rules": [{"name": n, "action": action, "targetReplicatedJobs": jobs} for n, action, jobs in rules],
+        },
+    }
+
+
+def lease_and_rights(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the Lease, and a service account that may read and replace this Lease and do nothing else."""
+    metadata = _metadata(arguments)
+    group, name = "rbac.authorization.k8s.io", arguments.job_name
+    rule = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name]}
+    account = {"kind": "ServiceAccount", "name": name, "namespace": arguments.namespace}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": False},
+        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "Role",
+            "metadata": metadata,
+            "rules": [{**rule, "verbs": ["get", "update"]}],
+        },
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": name},
+            "subjects": [account],
+        },
+    ]
+
+
 def _check(arguments: argparse.Namespace) -> None:
     if not arguments.image.strip():
         raise UsageError("--image is empty: name the image, for example registry/train:1")
-    names = {"namespace": arguments.namespace, "secret": arguments.secret, "claim": _claim(arguments)[0]}
-    for option, name in names.items():
-        if name and not _OBJECT_NAME.fullmatch(name):
+    if arguments.nodes > MAX_NODES:
+        raise UsageError(f"--nodes {arguments.nodes}: JobSet makes single Jobs again among at most {MAX_NODES} nodes")
+    if any(letter.isspace() for letter in arguments.image):
+        raise UsageError(f"--image {arguments.image!r}: the name of an image has no spaces")
+    if arguments.namespace and not re.fullmatch(_LABEL, arguments.namespace):
+        raise UsageError(f"--namespace {arguments.namespace}: use a-z, 0-9 and '-', at most 63 of them")
+    for option, name in {"secret": arguments.secret, "claim": _claim(arguments)[0]}.items():
+        if not _OBJECT_NAME.fullmatch(name) and (name or option == "secret"):
             raise UsageError(f"--{option} {name}: use a-z, 0-9, '-' and '.', and a letter or digit first and last")
-    if not _NAME.fullmatch(arguments.job_name):
-        raise UsageError(f"--job-name {arguments.job_name}: use a-z, 0-9 and '-', at most 40 of them, a letter first")
     if arguments.claim and not all(_claim(arguments)):
         raise UsageError(f"--claim {arguments.claim}: expected NAME:PATH, for example runs:/runs")
+    if _moves(arguments) and not arguments.namespace:
+        raise UsageError(
+            "--namespace: name it, since the right to the controller's Lease is given to a service account of a "
+            "namespace; or --fixed-controller"
+        )
+    if _moves(arguments) and (taken := [word for word in _flags(arguments) if word in ("--run-dir", "--lease")]):
+        raise UsageError(
+            f"{taken[0]}: the manifest has its own, so that the controller can move; or --fixed-controller"
+        )
+    if not _NAME.fullmatch(arguments.job_name):
+        raise UsageError(f"--job-name {arguments.job_name}: use a-z, 0-9 and '-', at most 40 of them, a letter first")
     if min(arguments.gpus, arguments.grace_seconds, arguments.max_restarts) < 0:
         raise UsageError("--gpus, --grace-seconds and --max-restarts cannot be negative")
 
@@ -116,6 +191,19 @@ def _check(arguments: argparse.Namespace) -> None:
 def _claim(arguments: argparse.Namespace) -> tuple[str, str]:
     name, _, path = arguments.claim.partition(":")
     return name, path if path.startswith("/") else ""
+
+
+def _flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the words that may be flags of `relight run`: up to the first that looks like a script."""
+    words = list(arguments.run_arguments)
+    scripts = [number for number, word in enumerate(words) if word.endswith(".py")]
+    return [word.partition("=")[0] for word in words[: scripts[0] if scripts else len(words)]]
+
+
+def _head(arguments: argparse.Namespace, command: str) -> dict[str, Any]:
+    if _moves(arguments):
+        return _pod(arguments, _NODE.format(command=command))
+    return _pod(arguments, f"exec {command}", {"tcpSocket": {"port": PORT}, "periodSeconds": 10})
 
 
 def _group(name: str, replicas: int, pod: dict[str, Any]) -> dict[str, Any]:
@@ -140,11 +228,14 @@ def _pod(arguments: argparse.Namespace, command: str, readiness: dict[str, Any] 
         volumes.append({"name": "claim", "persistentVolumeClaim": {"claimName": claim}})
         mounts.append({"name": "claim", "mountPath": path})
         where = {"workingDir": path}
+    moves = _moves(arguments)
+    fields = {"NODE_RANK": _INDEX, "POD_IP": "status.podIP", "RELIGHT_MACHINE": "spec.nodeName"}
+    fields |= {"RELIGHT_HOST_ADDRESS": "status.podIP", "JOBSET_UID": _UID} if moves else {}
     container = {
         "name": "relight",
         "image": arguments.image,
         "command": ["/bin/sh", "-c", command],
-        "env": [_from("NODE_RANK", _INDEX), _from("POD_IP", "status.podIP"), _from("RELIGHT_MACHINE", "spec.nodeName")],
+        "env": [_from(name, path) for name, path in fields.items()],
         "ports": [{"name": "controller", "containerPort": PORT}] if readiness else [],
         "resources": {"limits": {"nvidia.com/gpu": arguments.gpus}} if arguments.gpus else {},
         "volumeMounts": mounts,
@@ -162,7 +253,8 @@ def _pod(arguments: argparse.Namespace, command: str, readiness: dict[str, Any] 
     ]
     spec = {
         "restartPolicy": "Never",
-        "automountServiceAccountToken": False,  # the pods ask nothing of Kubernetes
+        "automountServiceAccountToken": moves,  # else the pods ask nothing of Kubernetes
+        **({"serviceAccountName": arguments.job_name} if moves else {}),
         "terminationGracePeriodSeconds": arguments.grace_seconds,
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
         "tolerations": lost,
@@ -177,7 +269,7 @@ def _from(name: str, path: str) -> dict[str, Any]:
 
 
 def _submit(arguments: argparse.Namespace) -> int:
-    text = json.dumps(job_set(arguments), indent=2)
+    text = json.dumps(manifest(arguments), indent=2)
     if not arguments.apply:
         print(text)
         return 0

@@ -17,6 +17,8 @@ from relight.launch.controller_child import ControllerChild
 from relight.launch.dashboard_child import DashboardChild
 from relight.launch.observer import Observer
 from relight.launch.progress import JobProgress, first_of
+from relight.launch.succession import Succession
+from relight.parent import remove_private_dir
 from relight.terminal import Screen
 from relight.wire.connection.address import Address, read_address
 from relight.wire.connection.tls import Tls
@@ -63,10 +65,14 @@ class Launcher:
             tls,
         )
         shared = (screen, self._progress, self._observer)
+        self._succession = Succession(settings, private_dir, screen, self._observer) if settings.lease else None
+        holder = self._succession.holder if self._succession is not None else ""
         self._controller = ControllerChild(
-            *(settings, private_dir, *shared), flags=resume, on_start=self._on_controller_started
+            *(settings, private_dir, *shared), flags=resume, holder=holder, on_start=self._on_controller_started
         )
-        self._agent = AgentChild(settings, private_dir, name, *shared, joins=controller is not None, spare=spare)
+        joins = controller is not None or bool(settings.lease)
+        self._agent = AgentChild(settings, private_dir, name, *shared, joins=joins, spare=spare)
+        self._agent_ended = asyncio.Event()
         self._has_agent = not resume
         self._dashboard = (
             DashboardChild(settings.run_dir, dashboard, screen, self._progress) if dashboard is not None else None
@@ -87,7 +93,8 @@ class Launcher:
     def interrupt(self, number: int) -> None:
         """Ask the controller to end the job at the first signal; end everything at once at the second.
 
-        SIGTERM on a host without the controller concerns that host: its ranks move to others, and it leaves the job.
+        SIGTERM on a host without the controller, or with one that can move, concerns that host: its ranks move to
+        others, and it leaves the job.
         """
         progress = self._progress
         if progress.signal or self._observer.ended is not None:
@@ -95,7 +102,8 @@ class Launcher:
             return
         progress.signal = number
         name = signal.Signals(number).name
-        if number == signal.SIGTERM and self._remote is not None:
+        may_leave = self._remote is not None or (bool(self._settings.lease) and progress.has_started)
+        if number == signal.SIGTERM and may_leave:
             self._screen.say(f"{name}: leaving the job once the ranks here have moved (again: at once)", "warning")
             self._observer.ask_to_drain(DrainHost(host=self._name, why=f"{name} on this host", leaves=True))
             asyncio.get_running_loop().call_later(WIND_DOWN_SECONDS, progress.at_once.set)
@@ -137,28 +145,78 @@ class Launcher:
         self._observer.abort()
 
     async def _keep_controller(self) -> None:
-        await self._controller.keep()
+        await self._keep_until_left(self._controller)
         if self._controller.superseded:
-            await self._observer.follow(self._find_remote)
+            if self._has_agent:
+                await self._follow_others()
+            else:
+                await self._observer.follow(self._find_remote)
         if self._observer.ended is not None:
             await self._await_children()
 
     async def _follow(self, controller: Address) -> None:
         """Run an agent until the controller on another host reports the end of the job, or is gone for good."""
-        observing = asyncio.create_task(self._observer.follow(self._find_remote))
-        try:
-            await first_of(observing, self._agent.keep(controller))
-            if self._observer.ended is None:  # the agent heard of it first
-                await first_of(observing, asyncio.sleep(GRACE_SECONDS))
-        finally:
-            observing.cancel()
+        self._spawn(self._keep_agent(controller))
+        await self._follow_others()
         if self._observer.ended is not None:
             await self._await_children()
+
+    async def _keep_agent(self, controller: Address) -> None:
+        await self._agent.keep(controller)
+        self._agent_ended.set()
+
+    async def _follow_others(self) -> None:
+        """Follow controllers on other hosts, and carry on the job here when this host holds its Lease."""
+        while self._observer.ended is None and not self._agent_ended.is_set():
+            observing = asyncio.create_task(self._observer.follow(self._find_remote))
+            winning = None if self._succession is None else asyncio.create_task(self._succession.win())
+            try:
+                await first_of(observing, self._agent_ended.wait(), *([] if winning is None else [winning]))
+                if winning is None or not winning.done():
+                    if self._observer.ended is None:  # the agent heard of it first
+                        await first_of(observing, asyncio.sleep(GRACE_SECONDS))
+                    return
+            finally:
+                observing.cancel()
+                if winning is not None:
+                    winning.cancel()
+            await self._carry_on()
+
+    async def _carry_on(self) -> None:
+        """Run the job's controller here until the job is over, or another host has it."""
+        assert self._succession is not None
+        settings, private_dir = self._succession.prepare()
+        try:
+            self._controller = ControllerChild(
+                *(settings, private_dir, self._screen, self._progress, self._observer),
+                flags=("--resume", "--take-over"),
+                holder=self._succession.holder,
+                on_start=self._on_controller_started,
+            )
+            await self._keep_until_left(self._controller)
+            if self._observer.ended is not None:
+                await self._await_children()
+        finally:
+            remove_private_dir(private_dir)
+
+    async def _keep_until_left(self, controller: ControllerChild) -> None:
+        """Keep a controller here; if it can move, only until this host has left the job."""
+        if not self._settings.lease:
+            await controller.keep()
+            return
+        keeping = asyncio.create_task(controller.keep())
+        try:
+            await first_of(keeping, self._agent_ended.wait())
+            if not keeping.done() and self._name in self._observer.released:
+                controller.hand_over()
+            await keeping
+        finally:
+            keeping.cancel()
 
     def _on_controller_started(self, address: Address) -> None:
         self._screen.say(f"{_describe(self._settings)}; logs in {self._settings.run_dir}")
         if self._has_agent:
-            self._spawn(self._agent.keep(address))
+            self._spawn(self._keep_agent(address))
         if self._dashboard is not None:
             self._spawn(self._dashboard.run())
 

@@ -8,9 +8,11 @@ import os
 import resource
 import signal
 import sys
+import time
 from ipaddress import ip_address
 from pathlib import Path
 
+from relight.cluster.lease import LeaseError, LeaseKeeper
 from relight.errors import ProtocolError
 from relight.parent import end_with_parent, is_dying, tidy_up_for
 from relight.server.network.listener import Listener
@@ -21,7 +23,9 @@ from relight.server.sessions.shutdown import LAUNCHER_GONE
 from relight.wire.connection.address import announce, find_address
 from relight.wire.connection.handshake import read_token
 from relight.wire.connection.tls import Tls
-from relight.wire.settings import SUPERSEDED, JobSettings, read_settings
+from relight.wire.settings import HAND_OVER, SUPERSEDED, JobSettings, read_settings
+
+LEASES = 2  # durations to wait for a Lease whose last holder may be dead
 
 
 def main() -> int:
@@ -35,6 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--take-over", action="store_true", help="with --resume: also if another controller holds the journal's lock"
     )
+    parser.add_argument("--holder", default="", help="the name under which this host takes part in the job's Lease")
     arguments = parser.parse_args()
     if arguments.parent:
         end_with_parent(arguments.parent)
@@ -42,7 +47,7 @@ def main() -> int:
     _allow_many_files()
     try:
         return asyncio.run(_serve(settings, arguments))
-    except (ProtocolError, JournalInUse) as error:
+    except (ProtocolError, JournalInUse, LeaseError) as error:
         print(f"relight: {error}", file=sys.stderr, flush=True)
         return 2
     finally:
@@ -50,6 +55,24 @@ def main() -> int:
 
 
 async def _serve(settings: JobSettings, arguments: argparse.Namespace) -> int:
+    """Serve the job, once this process holds its Lease, if it has one. Raises as `_serve_job`, and LeaseError."""
+    if not settings.lease:
+        return await _serve_job(settings, arguments, None)
+    lease = LeaseKeeper(settings.lease, arguments.holder, settings.lease_seconds, _say)
+    deadline = time.monotonic() + LEASES * settings.lease_seconds
+    if not await lease.acquire(lambda: time.monotonic() < deadline):
+        _say(f"the Lease {settings.lease} is held by {lease.holder or 'no one, and cannot be had'}")
+        return SUPERSEDED
+    keeping = asyncio.create_task(lease.keep())
+    keeping.add_done_callback(lambda task: None if task.cancelled() else _give_way("its Lease is lost"))
+    try:
+        return await _serve_job(settings, arguments, lease)
+    finally:
+        keeping.cancel()
+        lease.release()
+
+
+async def _serve_job(settings: JobSettings, arguments: argparse.Namespace, lease: LeaseKeeper | None) -> int:
     """Open the port, then the journal; serve the job. Raises ProtocolError or JournalInUse."""
     private_dir: Path = arguments.private_dir
     tls = Tls.from_environment()
@@ -67,11 +90,13 @@ async def _serve(settings: JobSettings, arguments: argparse.Namespace) -> int:
         resume=arguments.resume,
         take_over=arguments.take_over,
         give_way=_give_way,
+        may_act=lease.may_act if lease is not None else lambda: True,
     )
     server = Server(settings, token, journal, observers, tls)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _shut_down, server, number, arguments.parent)
+        loop.add_signal_handler(number, _shut_down, server, number, arguments, lease)
+    loop.add_signal_handler(HAND_OVER, _leave, lease, arguments)
     await listener.start(server.serve)
     host, port = listener.address
     if not ip_address(host).is_loopback and not ip_address(host).is_unspecified:
@@ -81,16 +106,30 @@ async def _serve(settings: JobSettings, arguments: argparse.Namespace) -> int:
     return await server.run(listener)
 
 
-def _give_way() -> None:
-    """End at once: another controller has taken the job over, and agents must not obey two of them."""
-    print("relight: another controller has taken over this job; this one ends", file=sys.stderr, flush=True)
+def _give_way(why: str = "another controller has taken over this job") -> None:
+    """End at once: agents must not obey two controllers."""
+    _say(f"{why}; this controller ends")
     os._exit(SUPERSEDED)
 
 
-def _shut_down(server: Server, number: int, parent: int) -> None:
+def _leave(lease: LeaseKeeper | None, arguments: argparse.Namespace) -> None:
+    """Leave the job to a controller on another host. Nothing else is done here while the Lease is released."""
+    if lease is not None:
+        lease.release()
+    tidy_up_for(arguments.parent, arguments.private_dir)
+    _give_way("the job is left to another controller")
+
+
+def _shut_down(server: Server, number: int, arguments: argparse.Namespace, lease: LeaseKeeper | None) -> None:
     """Tell a SIGTERM of the user from the kernel's, which says that `relight run` is gone."""
-    gone = number == signal.SIGTERM and is_dying(parent)
+    gone = number == signal.SIGTERM and is_dying(arguments.parent)
+    if gone and server.job.settings.has_successors:
+        _leave(lease, arguments)
     server.shutdown.request(LAUNCHER_GONE if gone else signal.Signals(number).name)
+
+
+def _say(text: str) -> None:
+    print(f"relight: {text}", file=sys.stderr, flush=True)
 
 
 def _allow_many_files() -> None:

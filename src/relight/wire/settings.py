@@ -7,6 +7,7 @@ What differs from host to host is in the environment that the host's agent gives
 """
 
 import os
+import signal
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -31,6 +32,7 @@ Part = TypeVar("Part", bound=msgspec.Struct)
 END_BY_HAND = "relight end"  # the reason of a job that is ended by this command
 CONTROLLER_LOST = 3  # exit status of an agent that its controller has left for good
 SUPERSEDED = 4  # exit status of a controller whose job another one has taken over
+HAND_OVER = signal.SIGUSR1  # tells a controller to leave the job to one on another host
 
 
 def host_address() -> str:
@@ -46,7 +48,75 @@ def _seconds(group: str, text: str) -> Option:
     return Option(group, text, metavar="SECONDS", noun="number of seconds", above=0)
 
 
-class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a job's settings about the cluster's hosts: which are ordered, and where the controller may be."""
+
+    supplier: Annotated[
+        str,
+        Option(
+            SUPPLY,
+            "replace lost hosts by new ones: 'slurm' submits `relight agent` as a job of one node; anything else is a "
+            "command for the shell, which finds in its environment RELIGHT_ACTION (order or cancel), RELIGHT_ORDER, "
+            "RELIGHT_CONTROLLER, RELIGHT_TOKEN_FILE and RELIGHT_EXCLUDE. To order, it starts `relight agent "
+            "--controller $RELIGHT_CONTROLLER --name $RELIGHT_ORDER` on another host and prints one line, a word of "
+            "its own for the order, which it finds in RELIGHT_ORDER_ID to cancel",
+            metavar="slurm|COMMAND",
+            unset="none, the job gets along with the hosts that it has",
+        ),
+    ] = ""
+    supply_spares: Annotated[
+        int | None,
+        Option(
+            SUPPLY,
+            "order hosts until there are so many beside the nodes that hold the job's ranks at the start",
+            metavar="K",
+            least=0,
+            unset="as many as there were once; so each lost host is replaced",
+        ),
+    ] = None
+    supply_timeout_seconds: Annotated[
+        float, _seconds(SUPPLY, "cancel an order after this long without its host, and place another one")
+    ] = 3600.0
+    supply_idle_seconds: Annotated[
+        float,
+        _seconds(SUPPLY, "give an ordered host back after this long without a rank, if more are here than are wanted"),
+    ] = 600.0
+    lease: Annotated[
+        str,
+        Option(
+            SUPPLY,
+            "let the controller move when its host is lost: any host of the job takes it over once it holds this Lease "
+            "of Kubernetes, and goes on by the journal. Wants a --run-dir on storage that all hosts share, and pods "
+            "whose service account may get and update the Lease",
+            metavar="[NAMESPACE/]NAME",
+            unset="none, the controller stays on the first host",
+        ),
+    ] = ""
+    lease_seconds: Annotated[
+        int,
+        Option(
+            SUPPLY,
+            "how long the holder of the --lease must be silent before another host takes it over",
+            metavar="SECONDS",
+            least=3,
+        ),
+    ] = 15
+    controller_moves: Annotated[
+        bool,
+        Option(
+            SUPPLY,
+            "leave the job, and do not end it, when `relight run` on the first host is killed: something else starts "
+            "`relight controller` on another host then",
+        ),
+    ] = False
+
+    @property
+    def has_successors(self) -> bool:
+        """Whether another host takes the controller over when this one's is lost."""
+        return bool(self.lease) or self.controller_moves
+
+
+class JobSettings(ClusterSettings, frozen=True, kw_only=True):
     """The settings of one job. A field that is an Option is a flag of `relight run`, declared here and nowhere else."""
 
     job: str
@@ -252,37 +322,6 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
             unset="never, as long as an intact replica is left",
         ),
     ] = None
-    # --- hosts from the cluster
-    supplier: Annotated[
-        str,
-        Option(
-            SUPPLY,
-            "replace lost hosts by new ones: 'slurm' submits `relight agent` as a job of one node; anything else is a "
-            "command for the shell, which finds in its environment RELIGHT_ACTION (order or cancel), RELIGHT_ORDER, "
-            "RELIGHT_CONTROLLER, RELIGHT_TOKEN_FILE and RELIGHT_EXCLUDE. To order, it starts `relight agent "
-            "--controller $RELIGHT_CONTROLLER --name $RELIGHT_ORDER` on another host and prints one line, a word of "
-            "its own for the order, which it finds in RELIGHT_ORDER_ID to cancel",
-            metavar="slurm|COMMAND",
-            unset="none, the job gets along with the hosts that it has",
-        ),
-    ] = ""
-    supply_spares: Annotated[
-        int | None,
-        Option(
-            SUPPLY,
-            "order hosts until there are so many beside the nodes that hold the job's ranks at the start",
-            metavar="K",
-            least=0,
-            unset="as many as there were once; so each lost host is replaced",
-        ),
-    ] = None
-    supply_timeout_seconds: Annotated[
-        float, _seconds(SUPPLY, "cancel an order after this long without its host, and place another one")
-    ] = 3600.0
-    supply_idle_seconds: Annotated[
-        float,
-        _seconds(SUPPLY, "give an ordered host back after this long without a rank, if more are here than are wanted"),
-    ] = 600.0
     max_identical_errors: int = 2  # the same exception at the same step: a bug, not a failure
     plan: Plan = Plan()
     # --- `relight prove` and `relight doctor`

@@ -117,7 +117,9 @@ class Agent:
 class Agents:
     """All agents of the job, and which of them runs which process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, first_stays: bool = True) -> None:
+        """`first_stays`: the controller's host does not leave before the job is over, as it cannot move."""
+        self._first_stays = first_stays
         self._agents: dict[str, Agent] = {}
         self._owner: dict[str, Agent] = {}  # process -> the agent that was ordered to start it
         self._count = 0
@@ -163,9 +165,9 @@ class Agents:
         self._dead = {process for process in self._dead if process in self._owner}
 
     def release(self, command: ReleaseHost) -> None:
-        """Let an agent end whose host is given back. That of the controller's host stays, without processes."""
+        """Let an agent end whose host is given back. That of a controller that cannot move stays, without processes."""
         agent = self._agents.get(command.agent)
-        if agent is not None and agent.name != FIRST_NODE:
+        if agent is not None and (agent.name != FIRST_NODE or not self._first_stays):
             agent.released = True
             agent.say(msg.StopAgent(why=command.why))
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from relight.core.protocol.commands import EndJob
 from relight.errors import UsageError
 from relight.server.records.journal import JOURNAL, RESERVE_NAME, SILENT_SECONDS, decode_line, read_header
+from relight.wire.settings import JobSettings
 
 # Everything that a run writes there by itself; checkpoints and whatever else lies there stay where they are.
 _OF_A_RUN = (
@@ -47,6 +49,25 @@ def keep_aside(run_dir: Path) -> Path | None:
     return aside
 
 
+def going_on(run_dir: Path) -> JobSettings | None:
+    """Return the settings of a run in this directory that has not ended, whether or not it has a controller now."""
+    try:
+        settings = read_header(run_dir / JOURNAL).settings
+        with (run_dir / JOURNAL).open("rb") as file:
+            return None if _has_end(run_dir, file.fileno()) else settings
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def has_finished(run_dir: Path) -> bool:
+    """Whether the newest run in this directory has ended without an error."""
+    try:
+        with (run_dir / JOURNAL).open("rb") as file:
+            return any(end is not None and not end.error for end in map(_end, _last_lines(file.fileno())))
+    except OSError:
+        return False
+
+
 def _next_directory(run_dir: Path) -> Path:
     """Return a new directory, or the newest one again if a move of files into it was interrupted."""
     number = 1
@@ -78,13 +99,19 @@ def _require_end(run_dir: Path, journal: Path) -> None:
 
 
 def _has_end(run_dir: Path, descriptor: int) -> bool:
+    return (run_dir / "report.json").exists() or any(map(_end, _last_lines(descriptor)))
+
+
+def _last_lines(descriptor: int) -> Iterator[bytes]:
+    """Yield whole lines from the last one on."""
     size = os.fstat(descriptor).st_size
-    lines = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).split(b"\n")[:-1]
-    return (run_dir / "report.json").exists() or any(_is_end(line) for line in reversed(lines))
+    return reversed(os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).split(b"\n")[:-1])
 
 
-def _is_end(line: bytes) -> bool:
+def _end(line: bytes) -> EndJob | None:
+    """Return the end of the job that a line tells of."""
     try:
-        return isinstance(decode_line(line).command, EndJob)
+        command = decode_line(line).command
     except msgspec.MsgspecError:  # the header, or cut off at the beginning
-        return False
+        return None
+    return command if isinstance(command, EndJob) else None

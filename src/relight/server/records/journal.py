@@ -78,13 +78,18 @@ class Journal:
         resume: bool = False,
         take_over: bool = False,
         give_way: Callable[[], None] = lambda: None,
+        may_act: Callable[[], bool] = lambda: True,
     ) -> None:
         """Begin a journal, or `resume` one; `say(level, text)` tells people. Raises JournalInUse.
 
         With `take_over` a lock that another controller holds is no hindrance: what it has written is copied, and the
         copy takes the journal's place. Should that controller live, its own file is not the journal any more; it finds
         that out before its next line, and calls `give_way` before anything can come of the event.
+
+        `may_act` is asked before each line, and after the lines of commands: a controller that holds a Lease and is
+        stopped for longer than that gives an order only if the successor has read it in the journal.
         """
+        self._may_act = may_act
         self._give_way = give_way
         self._path = run_dir / JOURNAL
         self._say = say
@@ -109,7 +114,9 @@ class Journal:
             self._descriptor = _open_locked(self._path, 0 if resume else os.O_EXCL)
         except FileExistsError:
             raise JournalInUse(f"{self._path} is there already: another run has just been started there") from None
-        if self._descriptor is None and take_over:
+        if take_over:  # also if the lock was free: on storage that is another host's it may be gone with a connection
+            if self._descriptor is not None:
+                os.close(self._descriptor)
             draft = self._path.with_suffix(".taken")
             shutil.copyfile(self._path, draft)
             self._descriptor = _open_locked(draft)
@@ -169,6 +176,8 @@ class Journal:
             self._write(JournalLine(now=now, command=command))
         if self._gathers and commands:
             self._write_out()
+        if commands and not self._may_act():
+            self._give_way()
         generations = [command.generation for command in commands if isinstance(command, Stop | Assign | Begin)]
         if not generations or (max(generations) <= self._synced_generation and not self._failing):
             return ""  # ten thousand ranks are assigned in one generation: it is made durable once
@@ -205,6 +214,8 @@ class Journal:
     def _write(self, line: msgspec.Struct) -> None:
         if self._missing:
             return
+        if not self._may_act():
+            self._give_way()
         self._unwritten += self._encoder.encode(line) + b"\n"
         if not self._gathers:
             self._write_out()
