@@ -1,5 +1,6 @@
 """The shell around a Lease: what it sends to an API server by TLS, and what it makes of the answers."""
 
+import asyncio
 import json
 import ssl
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from relight.cluster import lease as shell
-from relight.cluster.lease import LeaseError, LeaseServer, check_name
+from relight.cluster.lease import LeaseError, LeaseKeeper, LeaseServer, check_name
 from relight.core.lease import Read, Record, Write
 from relight.errors import UsageError
 from tests.certificates import Authority
@@ -120,6 +121,37 @@ def test_an_answer_of_no_use_is_told(api: Api, answer: tuple[int, bytes], says: 
     with pytest.raises(LeaseError, match=says) as raised:
         LeaseServer("relight", 15).perform(Read(), {})
     assert raised.value.is_refusal is is_refusal
+
+
+def keeper(said: list[str]) -> LeaseKeeper:
+    return LeaseKeeper("relight", "a", 15, said.append)
+
+
+def test_a_keeper_holds_the_lease_and_gives_it_up(api: Api) -> None:
+    free = {"metadata": {"name": "relight", "resourceVersion": "1"}}
+    taken = {"metadata": {"name": "relight", "resourceVersion": "2"}, "spec": {"holderIdentity": "a"}}
+    api.answers = [(503, b"{}"), *((200, json.dumps(found).encode()) for found in (free, taken, free))]
+    said = list[str]()
+    lease = keeper(said)
+    assert not lease.may_act()
+    assert asyncio.run(lease.acquire())
+    assert lease.may_act()
+    assert len(said) == 1
+    lease.release()
+    assert not lease.may_act()
+    assert [(method, body.get("spec", {}).get("holderIdentity")) for method, _, _, body in api.asked] == [
+        *(("GET", None), ("GET", None), ("PUT", "a"), ("PUT", "")),
+    ]
+
+
+def test_a_refusal_ends_the_first_attempt_and_not_that_of_a_host_that_waits(api: Api) -> None:
+    refusal = (403, b'{"message": "leases is forbidden"}')
+    api.answers = [refusal]
+    with pytest.raises(LeaseError, match="leases is forbidden"):
+        asyncio.run(keeper([]).acquire())
+    api.answers = [refusal]
+    said = list[str]()
+    assert not asyncio.run(keeper(said).acquire(lambda: not said, insists=True))
 
 
 def test_another_authority_is_not_trusted(api: Api, tmp_path: Path) -> None:

@@ -105,6 +105,31 @@ def test_a_controller_that_cannot_move_asks_for_no_rights() -> None:
         assert "serviceAccountName" not in json.dumps(found)
 
 
+def test_a_train_job_leaves_the_pods_to_its_runtime() -> None:
+    found = manifest(*LAST, "--kind", "trainjob", "--runtime", "mine", "--gpus", "8")
+    assert (found["kind"], found["spec"]["runtimeRef"]) == ("TrainJob", {"name": "mine"})
+    trainer = found["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["image"]) == (4, "registry/train:1")
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert trainer["env"][0]["valueFrom"] == {"secretKeyRef": {"name": "relight-token", "key": "token"}}
+    line = next(line for line in trainer["command"][2].splitlines() if line.startswith("relight"))
+    arguments = make_parser()[0].parse_args(shlex.split(line.removesuffix("&"))[1:])
+    assert (arguments.nnodes, arguments.spare_nodes, arguments.nproc_per_node) == ("auto", 1, "2")
+    with pytest.raises(UsageError, match="--claim is for --kind jobset"):
+        manifest(*LAST, "--kind", "trainjob", "--claim", "runs:/runs")
+
+
+def test_the_token_of_a_train_job_is_written_for_its_user_alone(tmp_path: Path) -> None:
+    command = manifest(*LAST, "--kind", "trainjob")["spec"]["trainer"]["command"]
+    first = command[2].splitlines()[0].replace("/tmp/relight-token", str(tmp_path / "token"))
+    look = f'{first}; echo "left: $JOB_TOKEN"'
+    environment = {"JOB_TOKEN": "the secret", "PATH": "/usr/bin:/bin"}
+    said = subprocess.run(["/bin/sh", "-c", look], env=environment, check=True, capture_output=True, text=True).stdout
+    assert said == "left: \n"
+    assert (tmp_path / "token").read_text() == "the secret"
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
 def test_options_have_their_places_in_the_pods() -> None:
     (head,) = manifest(
         *("--nodes", "1", "--image", "i", "--gpus", "8", "--claim", "runs:/runs", "--grace-seconds", "30")

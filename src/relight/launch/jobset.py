@@ -9,6 +9,7 @@ from typing import Any
 
 from relight.errors import UsageError
 from relight.launch.submitted import flags_and_script
+from relight.launch.trainjob import RUNTIME, train_job
 
 PORT = 29400  # of the controller
 MAX_NODES = 1025  # 1024 in a group of which single Jobs are made again, says JobSet, and the head
@@ -66,16 +67,23 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
     add("--fixed-controller", action="store_true", help="do not let the controller move: no Lease, no service account")
     add("--grace-seconds", type=int, default=120, metavar="SECONDS", help="time to leave a pod in order; default 120")
     add("--max-restarts", type=int, default=100, metavar="N", help="how many pods are made again; default 100")
+    add("--kind", choices=("jobset", "trainjob"), default="jobset", help="what to write; trainjob is for Kubeflow")
+    add(
+        "--runtime", default=RUNTIME, metavar="NAME", help=f"of a trainjob, a ClusterTrainingRuntime; default {RUNTIME}"
+    )
     add("--apply", action="store_true", help="hand the manifest to `kubectl apply -f -`")
     add("run_arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
-    k8s.set_defaults(call=_submit)
+    k8s.set_defaults(call=_submit, parser=k8s)
 
 
 def manifest(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return all that the job needs: a JobSet, and if its controller can move, the Lease and the right to it.
+    """Return all that the job needs: a TrainJob, or a JobSet with what lets its controller move.
 
     Raises UsageError.
     """
+    if arguments.kind == "trainjob":
+        _check(arguments)
+        return train_job(arguments, _NODE, arguments.parser)
     wanted = job_set(arguments)
     if not _moves(arguments):
         return wanted
@@ -111,7 +119,8 @@ def job_set(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _moves(arguments: argparse.Namespace) -> bool:
     """Whether the controller moves when its pod is lost: it needs the journal on storage that all pods see."""
-    return bool(arguments.claim) and arguments.nodes > 1 and not arguments.fixed_controller
+    can = arguments.kind == "jobset" and arguments.nodes > 1
+    return can and bool(arguments.claim) and not arguments.fixed_controller
 
 
 def _metadata(arguments: argparse.Namespace) -> dict[str, str]:
