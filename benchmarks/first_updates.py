@@ -49,7 +49,7 @@ def measure(engines: int, pause_s: float, mib: int, updates: int) -> dict[str, A
         pipes = [spawn.Pipe() for _ in range(engines)]
         processes = [spawn.Process(target=_serve, args=(place, mib, far), daemon=True) for _, far in pipes]
         tensors = dense(mib)
-        source = relight.TensorSource(tensors)
+        source = relight.LentWeights(tensors)
         seconds = []
         try:
             with relight.Publisher(place, stall_timeout_seconds=DEADLINE_S) as publisher:

@@ -32,12 +32,15 @@ from benchmarks.weights.shapes import MIB, MODELS
 from relight.transfer.plan.result import Published
 from relight.transfer.plan.schedule import Form
 from relight.transfer.plan.timings import overlap, stages_of
-from relight.transfer.tensors import staging, weights
+from relight.transfer.plan.way import Way
+from relight.transfer.publish.source import Source
+from relight.transfer.tensors import lent_weights, staging, weights
+from relight.transfer.tensors.lent_weights import LentWeights
 
-OURS = ("relight", "relight-serial", "unverified")
+OURS = ("relight", "relight-serial", "relight-copied", "unverified")
 COALESCED_BYTES = 256 * MIB
 PIPELINE_BYTES = 64 * MIB  # of each of the two buffers of the double-buffered pipeline over gloo
-WAYS = ("relight", "relight-serial", "per-tensor", "coalesced", "pipeline", "limit", "limit-with-source", "unverified")
+WAYS = (*OURS[:3], "per-tensor", "coalesced", "pipeline", "limit", "limit-with-source", "unverified")
 NOT_MOVED = ("limit", "limit-with-source")  # the weights, by these
 DEADLINE_S = 300.0
 
@@ -150,7 +153,7 @@ def receive(rank: int, options: dict[str, Any], store: str, place: str, link: Co
 
 def verify(on: bool) -> None:
     """In this process: whether sources and engines take digests of what they copy, as relight does."""
-    for module in (weights, staging):
+    for module in (weights, staging, lent_weights):
         setattr(module, "xxhash", xxhash if on else _NoDigest)  # noqa: B010
 
 
@@ -165,6 +168,10 @@ class _NoDigest:
         pass
 
     def intdigest(self) -> int:
+        return 0
+
+    @staticmethod
+    def xxh3_64_intdigest(_: memoryview) -> int:
         return 0
 
 
@@ -202,7 +209,8 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
 def _measure(options: dict[str, Any], store: str, place: str, links: list[Connection]) -> dict[str, Any]:
     model = Weights(MODELS[options["model"]](options["mib"]))
     peer = Peer(0, options["receivers"] + 1, store, model) if options["gloo"] else None
-    source = relight.TensorSource(model.named())
+    source = LentWeights(_live(model))
+    copied = relight.TensorSource(model.named())
     version = 0
     with relight.Publisher(place, bucket_bytes=options["bucket_bytes"]) as publisher:
         for link in links:
@@ -210,19 +218,22 @@ def _measure(options: dict[str, Any], store: str, place: str, links: list[Connec
         if not publisher.wait_for_engines(len(links), DEADLINE_S):
             raise RuntimeError("not every receiver has come")
 
-        def publish(form: Form) -> Callable[[], dict[str, Any]]:
+        def publish(form: Form, source: Source) -> Callable[[], dict[str, Any]]:
             def run() -> dict[str, Any]:
                 result = publisher.publish(source, version=version, form=form)
                 if len(result.engines) != len(links):
                     raise RuntimeError(f"not every engine took it: {result.dropped}")
+                if (result.way is Way.LENT) != (source is not copied):
+                    raise RuntimeError(f"{result.way}: {result.why}")
                 return _stage_seconds(result)
 
             return run
 
         sides: dict[str, Callable[[], Any]] = {
-            "relight": publish(Form.TWO_STAGE),
-            "relight-serial": publish(Form.SERIAL),
-            "unverified": publish(Form.TWO_STAGE),
+            "relight": publish(Form.TWO_STAGE, source),
+            "relight-serial": publish(Form.SERIAL, source),
+            "relight-copied": publish(Form.TWO_STAGE, copied),
+            "unverified": publish(Form.TWO_STAGE, source),
         }
         if peer is not None:
             sides |= {way: getattr(peer, way.replace("-", "_")) for way in WAYS if way not in sides}
