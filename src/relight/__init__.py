@@ -15,12 +15,14 @@ _HOMES = {
     "Step": "relight.training.step",
     "Publisher": "relight.transfer.publish.publisher",
     "Receiver": "relight.transfer.engine.receiver",
+    "LentWeights": "relight.transfer.tensors.lent_weights",
     "TensorSource": "relight.transfer.tensors.weights",
     "digest_weights": "relight.transfer.tensors.weights",
     "weights_of": "relight.transfer.tensors.weights",
 }
 __all__ = [
     "Job",
+    "LentWeights",
     "Publisher",
     "Receiver",
     "Step",

@@ -38,6 +38,7 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
     reference = bench.reference(TRAINING)
     model = Net(64, 0.1, True)
     seen: list[tuple[int, int]] = []
+    is_lent = False  # rank 0's memory is mapped here
     with (
         bench.start(TRAINING, faults=faults, standbys=2) as job,
         relight.Receiver(job.run_dir, model=model) as receiver,
@@ -45,12 +46,14 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
         while job.launcher.poll() is None and not receiver.wait_for(STEPS, 0.02):
             with receiver.serving() as version:
                 seen.append((receiver.generation, version))
+            is_lent = is_lent or "relight-lent" in Path("/proc/self/maps").read_text()
         outcome = job.wait(DEADLINE_SECONDS)
         digest = receiver.digest()
     check_survived(outcome, reference)
     assert "another publisher is alive" not in outcome.stderr  # rank 0's predecessor, for a moment
     assert receiver.version == STEPS, outcome.describe()
     assert digest == outcome.finals[0]["weights"]
+    assert is_lent
     assert seen == sorted(seen)
     published = outcome.report.published
     assert published is not None

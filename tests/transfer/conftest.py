@@ -3,13 +3,14 @@ from pathlib import Path
 
 import pytest
 
+from relight.transfer.plan.way import Way
 from tests.transfer.fleet import Fleet
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Engines and a publisher that end with the test."""
-    fleet = Fleet(tmp_path)
+@pytest.fixture(params=list(Way))
+def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    """Engines and a publisher that end with the test; buckets are copied, or lent."""
+    fleet = Fleet(tmp_path, request.param)
     try:
         yield fleet
     finally:

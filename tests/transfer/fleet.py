@@ -20,12 +20,16 @@ import torch
 
 from relight.errors import StaleWeightsError, TransferError
 from relight.transfer.engine import receiver as receiver_module
+from relight.transfer.engine.engine_session import EngineSession
 from relight.transfer.engine.receiver import Receiver, make_target
+from relight.transfer.io.messages import BucketLoaded, LoadBucket
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.plan.result import Published
+from relight.transfer.plan.way import Way
 from relight.transfer.publish.publisher import Publisher
+from relight.transfer.tensors.lent_weights import LentWeights
 from relight.transfer.tensors.targets import Pairs, Target
-from relight.transfer.tensors.weights import TensorSource, digest_weights, weights_of
+from relight.transfer.tensors.weights import TensorSource, digest_weights, own_tensors, weights_of
 
 PATIENCE = float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
 STALL_SECONDS = 1.5 * PATIENCE
@@ -47,8 +51,10 @@ def make_model(seed: int) -> torch.nn.Module:
         return model
 
 
-def source_of(seed: int) -> TensorSource:
-    return TensorSource(weights_of(make_model(seed)))
+def source_of(seed: int, way: Way = Way.COPIED) -> LentWeights | TensorSource:
+    """The weights of `make_model(seed)`, to be lent or copied."""
+    model = make_model(seed)
+    return LentWeights(own_tensors(model)) if way is Way.LENT else TensorSource(weights_of(model))
 
 
 def digest_of(seed: int) -> str:
@@ -80,6 +86,7 @@ class Faulty:
 
     def __init__(self, target: Target) -> None:
         self.wants, self.in_place = target.wants, target.in_place
+        self.needs_buffers = target.needs_buffers
         self.fault: Fault | None = None
         self._target = target
         self._done = 0
@@ -131,6 +138,14 @@ class InPlaceEngine:
         self.calls.append("resume")
 
 
+def _trust(session: EngineSession, order: LoadBucket) -> None:
+    """A bug on purpose: accept a bucket without its digest."""
+    bucket = session._buckets[order.bucket]
+    session._target.load(bucket, session._view_of(bucket, order))
+    session._target.accept(bucket)
+    session._channel.send(BucketLoaded(update=order.update, bucket=order.bucket, intact=True, seconds=0.0))
+
+
 def _run_engine(pipe: Connection, place: str, name: str, mode: str) -> None:
     torch.set_num_threads(1)
     engine = InPlaceEngine()
@@ -138,11 +153,13 @@ def _run_engine(pipe: Connection, place: str, name: str, mode: str) -> None:
 
     def make_faulty(*arguments: Any) -> Target:
         made.append(Faulty(make_target(*arguments)))
+        if mode == "buffers":
+            made[0].needs_buffers = "this one needs buffers"
         return made[0]
 
     # In this process, which is the engine.
     receiver_module.make_target = make_faulty  # type: ignore[assignment]
-    if mode == "staged":
+    if mode in ("staged", "buffers"):
         model = make_model(0)
         receiver = Receiver(place, model=model, name=name)
     else:
@@ -153,7 +170,8 @@ def _run_engine(pipe: Connection, place: str, name: str, mode: str) -> None:
     def serve() -> tuple[int, str]:
         try:
             with receiver.serving() as version:
-                return version, (receiver.digest() if mode == "staged" else digest_weights(engine.model))
+                is_called = mode not in ("staged", "buffers")
+                return version, (digest_weights(engine.model) if is_called else receiver.digest())
         except StaleWeightsError as error:
             return -2, str(error)
 
@@ -168,6 +186,7 @@ def _run_engine(pipe: Connection, place: str, name: str, mode: str) -> None:
         "fault": lambda fault: setattr(faulty, "fault", fault),
         "fail": lambda at: setattr(engine, "fails_at", at),
         "take": lambda _: take(),
+        "trust": lambda _: setattr(EngineSession, "_load", _trust),
         "load": lambda _: (len(os.listdir("/proc/self/fd")), _resident_bytes(), threading.active_count()),
     }
     with contextlib.suppress(EOFError), receiver:
@@ -180,18 +199,34 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-class FatalSource:
+class FatalSource(TensorSource):
     """Weights whose process meets its fate when a certain bucket is written."""
 
     def __init__(self, seed: int, kind: str, at: int) -> None:
-        self._source, self._kind, self._at = source_of(seed), kind, at
-        self.manifest = self._source.manifest
-
-    def settle(self) -> None:
-        pass
+        super().__init__(weights_of(make_model(seed)))
+        self._kind, self._at = kind, at
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
-        digest = self._source.fill(bucket, view)
+        digest = super().fill(bucket, view)
+        if bucket.index == self._at:
+            _meet_fate(self._kind)
+        return digest
+
+
+class FatalLender(LentWeights):
+    """Lent weights whose process meets its fate when a certain bucket is lent; or written, for a relay."""
+
+    def __init__(self, seed: int, kind: str, at: int) -> None:
+        super().__init__(own_tensors(make_model(seed)))
+        self._kind, self._at = kind, at
+
+    def lend(self, bucket: Bucket) -> int:
+        return self._pass(bucket, super().lend(bucket))
+
+    def fill(self, bucket: Bucket, view: memoryview) -> int:
+        return self._pass(bucket, super().fill(bucket, view))
+
+    def _pass(self, bucket: Bucket, digest: int) -> int:
         if bucket.index == self._at:
             _meet_fate(self._kind)
         return digest
@@ -206,10 +241,11 @@ def _run_publisher(pipe: Connection, place: str) -> None:
         ) as publisher,
     ):
         while True:
-            engines, version, kind, at = pipe.recv()
+            engines, version, kind, at, way = pipe.recv()
             assert publisher.wait_for_engines(engines, DEADLINE_SECONDS)
             try:
-                pipe.send(publisher.publish(FatalSource(version, kind, at), version=version))
+                source = (FatalLender if way is Way.LENT else FatalSource)(version, kind, at)
+                pipe.send(publisher.publish(source, version=version))
             except TransferError as error:
                 pipe.send(str(error))
 
@@ -285,11 +321,12 @@ class Engine(Member):
 class PublisherProcess(Member):
     """A publisher in a process of its own."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, way: Way) -> None:
         super().__init__(_run_publisher, str(place))
+        self._way = way
 
     def publish(self, engines: int, version: int, kind: str = "", at: int = -1) -> None:
-        self.order((engines, version, kind, at))
+        self.order((engines, version, kind, at, self._way))
 
     def published(self) -> Published:
         result = self.answer()
@@ -309,8 +346,9 @@ def until(what: str) -> Iterator[None]:
 class Fleet:
     """A place, its engines, and a publisher in this process."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, way: Way = Way.LENT) -> None:
         self.place = place
+        self.way = way  # of its updates
         self.members: list[Member] = []
         self.notices: list[str] = []
         self._publisher: Publisher | None = None
@@ -336,14 +374,15 @@ class Fleet:
         return [self.engine(f"e{number}", mode) for number in range(count)]
 
     def publisher_process(self) -> PublisherProcess:
-        publisher = PublisherProcess(self.place)
+        publisher = PublisherProcess(self.place, self.way)
         self.members.append(publisher)
         return publisher
 
     def publish(self, engines: int, version: int, **how: Any) -> Published:
         """To so many engines, which must all be connected first."""
         self.wait_for(engines)
-        result = self.publisher.begin(source_of(version), version=version, **how).wait(DEADLINE_SECONDS)
+        source = source_of(version, self.way)
+        result = self.publisher.begin(source, version=version, **how).wait(DEADLINE_SECONDS)
         assert result is not None, "the update does not end"
         return result
 

@@ -3,15 +3,17 @@
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 
 import relight
 from relight.transfer.plan.plan import Bucket
+from relight.transfer.tensors.lent_weights import LentWeights
 from relight.transfer.tensors.weights import TensorSource
 from tests.transfer.test_source import SECONDS, fleet, weights
 
 
-class ShardSpec(TensorSource):
+class Held(TensorSource):
     """Stands still in the middle of a bucket until it is released."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -25,10 +27,25 @@ class ShardSpec(TensorSource):
         return super().fill(bucket, view)
 
 
-def test_an_update_given_up_in_the_middle_changes_nothing(tmp_path: Path) -> None:
+class HeldLender(LentWeights):
+    """Stands still in the middle of a bucket that is lent."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def lend(self, bucket: Bucket) -> int:
+        if bucket.index == 3:
+            self.reached.set()
+            assert self.released.wait(SECONDS)
+        return super().lend(bucket)
+
+
+@pytest.mark.parametrize("kind", [Held, HeldLender])
+def test_an_update_given_up_in_the_middle_changes_nothing(tmp_path: Path, kind: type[Held | HeldLender]) -> None:
     with fleet(tmp_path) as (publisher, receiver):
         before = receiver.digest()
-        source = ShardSpec(weights())
+        source = kind(weights())
         handle = publisher.begin(source, version=3, confirmed=False)
         assert source.reached.wait(SECONDS)
         handle.cancel("the owner wants to write")  # returns although the writer stands still

@@ -9,6 +9,7 @@ from relight.transfer.plan.cost import describe_seconds
 from relight.transfer.plan.manifest import describe_bytes
 from relight.transfer.plan.result import Published
 from relight.transfer.plan.timings import Measured, Work
+from relight.transfer.plan.way import Way
 from relight.words import count
 
 Fact = tuple[str, str]
@@ -27,7 +28,9 @@ def facts_of(result: Published, measured: Measured) -> list[Fact]:
         f"{describe_seconds(measured.take_seconds)} until every engine answers with it",
     )
     facts.append(("total", f"{describe_seconds(result.seconds)}: {', '.join(steps)}"))
-    facts += _named("written", (_describe(work) for work in measured.written))
+    if result.why:
+        facts.append(("way", f"{result.way}: {result.why}"))
+    facts += _named("lent" if result.way is Way.LENT else "written", (_describe(work) for work in measured.written))
     facts += _named("reloaded", (_describe(work) for work in measured.reloaded))
     if measured.written:
         facts.append(("overlap", f"engines reloaded during {measured.overlapped:.0%} of the time of writing"))

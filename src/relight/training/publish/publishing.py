@@ -202,6 +202,8 @@ class Publishing:
                 stall_timeout_seconds=self._stall_timeout_seconds,
             )
             self._reporter.start(self._publisher)
+            if self._weights is not None and not self._is_divided:
+                self._weights.move()
             if self._is_divided and host_address():
                 runtime = self._runtime
                 self._bridge = SourceBridge(

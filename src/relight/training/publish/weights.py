@@ -1,16 +1,18 @@
 """The weights that a training job publishes: their names, and the parts that this rank holds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from relight.errors import UsageError
+from relight.errors import TransferError, UsageError
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.mesh import is_distributed, is_of_first_copy, place_in_whole
 from relight.training.torch_private.pipeline import ranks_along
 from relight.transfer.io.codec import local_part
 from relight.transfer.plan.division import ShardSpec, parts_of
 from relight.transfer.plan.manifest import Entry, Part, make_manifest
+from relight.transfer.publish.source import Source
+from relight.transfer.tensors.lent_weights import LentWeights
 from relight.transfer.tensors.weights import PartSource, TensorSource, own_tensors
 
 Rename = Callable[[str, str], str]
@@ -24,6 +26,7 @@ class Weights:
         self._state = state
         self._names = names
         self._rename = rename or (lambda _, name: name)
+        self._lent: LentWeights | None = None
         modules = [state.modules[name] for name in names]
         self._parameters = {id(parameter) for module in modules for parameter in module.parameters()}
         self._stages = state.pipelines.stages_in(modules)
@@ -39,10 +42,30 @@ class Weights:
         """Whether ranks hold different parts of them."""
         return self._has_dtensors or bool(self._stages)
 
-    def whole(self) -> TensorSource:
+    def whole(self) -> Source:
         """All of them as they are now: parameters, which change in writes only, where they lie; buffers copied."""
-        named = self._tensors().items()
-        return TensorSource({n: t.detach() if id(t) in self._parameters else t.detach().clone() for n, t in named})
+        tensors = self._tensors()
+        if not (why := self._lend(tensors)):
+            assert self._lent is not None
+            return self._lent
+        named = tensors.items()
+        source = TensorSource({n: t.detach() if id(t) in self._parameters else t.detach().clone() for n, t in named})
+        source.unlendable = why
+        return source
+
+    def move(self) -> None:
+        """Move the parameters into shared memory, from which engines of this host can read them, if that can be."""
+        self._lend(self._tensors())
+
+    def _lend(self, tensors: Mapping[str, torch.Tensor]) -> str:
+        """Have the weights lie in shared memory as they are now. Returns why not; empty: they do."""
+        try:
+            if self._lent is None:
+                self._lent = LentWeights(tensors, lambda tensor: id(tensor) in self._parameters)
+                self._state.slots.refresh()
+            return self._lent.take(tensors)
+        except TransferError as error:
+            return str(error)
 
     def parts(self, rank: int) -> PartSource:
         """Return the parts of divided weights that this rank holds.

@@ -9,9 +9,11 @@ from relight.transfer.engine.served_weights import ServedWeights
 from relight.transfer.io import messages as msg
 from relight.transfer.io.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.io.channel import Channel
+from relight.transfer.io.lent import BorrowedMemory, number_of
 from relight.transfer.plan.manifest import differences
-from relight.transfer.plan.plan import Bucket, plan_buckets
+from relight.transfer.plan.plan import Bucket, offsets_of, plan_buckets
 from relight.transfer.plan.schedule import IPC_BUFFERS
+from relight.transfer.tensors.lent_weights import place_of
 from relight.transfer.tensors.targets import Target
 
 
@@ -30,6 +32,8 @@ class EngineSession:
         self._begun: msg.Begin | None = None
         self._buckets: tuple[Bucket, ...] = ()
         self._buffers: tuple[Buffer, ...] = ()
+        self._borrowed: BorrowedMemory | None = None
+        self._offsets: list[int] = []  # of tensors in borrowed memory
 
     def run(self) -> None:
         """Take updates until the publisher ends the connection. Raises OSError, ProtocolError or TransferError."""
@@ -39,6 +43,7 @@ class EngineSession:
             pid=os.getpid(),
             version=-1 if self._served.stale else self._served.version,
             generation=self._served.generation,
+            borrows=not self._target.needs_buffers,
         )
         self._channel.send(hello)
         while (message := self._channel.receive()) is not None:
@@ -65,6 +70,7 @@ class EngineSession:
         self._break_off(why)
         close_buffers(self._buffers)
         self._buffers = ()
+        self._give_back()
 
     def _open_buffers(self, welcome: msg.Welcome) -> None:
         descriptors, self._channel.descriptors = self._channel.descriptors, []
@@ -74,6 +80,7 @@ class EngineSession:
 
     def _begin(self, begin: msg.Begin) -> None:
         self._break_off("another update began")
+        unable = self._borrow(begin)
         why = self._objection(begin)
         if not why:
             try:
@@ -86,7 +93,33 @@ class EngineSession:
             self._channel.send(msg.Refuse(update=begin.update, why=why))
             return
         self._begun = begin
-        self._channel.send(msg.Ready(update=begin.update))
+        self._channel.send(msg.Ready(update=begin.update, unable=unable))
+
+    def _borrow(self, begin: msg.Begin) -> str:
+        """Map memory that is lent, if it is not mapped already; return why it cannot be read, empty if it can."""
+        descriptors, self._channel.descriptors = self._channel.descriptors, []
+        if not begin.lent_bytes or len(descriptors) != 1:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            return self._target.needs_buffers or "no memory came to be read"
+        self._offsets, needed = offsets_of(begin.manifest)
+        known = self._borrowed
+        if known is not None and (known.number, known.nbytes) == (number_of(descriptors[0]), begin.lent_bytes):
+            os.close(descriptors[0])
+        else:
+            self._give_back()
+            try:
+                known = self._borrowed = BorrowedMemory(descriptors[0], begin.lent_bytes)
+            except TransferError as error:
+                self._notify(f"updates come through buffers, with a copy more: {error}")
+                return str(error)
+        return "" if known.nbytes >= needed and not begin.manifest.parts else "the memory that is lent is too small"
+
+    def _give_back(self) -> None:
+        """Nothing of the memory that was lent is read any more."""
+        if self._borrowed is not None:
+            self._borrowed.close()
+            self._borrowed = None
 
     def _objection(self, begin: msg.Begin) -> str:
         own = self._served
@@ -110,7 +143,7 @@ class EngineSession:
         started_ns = time.monotonic_ns()
         bucket = self._buckets[order.bucket]
         try:
-            intact = self._target.load(bucket, self._buffers[order.buffer].view) == order.digest
+            intact = self._target.load(bucket, self._view_of(bucket, order)) == order.digest
             if intact and self._target.in_place and self._served.is_admitting:
                 self._begin_in_place(begun)
             if intact:
@@ -120,6 +153,15 @@ class EngineSession:
             return
         seconds = (time.monotonic_ns() - started_ns) / 1e9
         self._channel.send(msg.BucketLoaded(update=begun.update, bucket=order.bucket, intact=intact, seconds=seconds))
+
+    def _view_of(self, bucket: Bucket, order: msg.LoadBucket) -> memoryview:
+        """Return the memory in which the bucket lies."""
+        if not order.is_lent:
+            return self._buffers[order.buffer].view
+        if self._borrowed is None:
+            raise TransferError("a bucket is lent, and its memory is not mapped")
+        start = place_of(bucket, self._offsets)
+        return self._borrowed.view[start : start + bucket.nbytes]
 
     def _begin_in_place(self, begun: msg.Begin) -> None:
         """From here until the commit the weights are a mixture, which no request may see."""

@@ -5,7 +5,8 @@ import msgspec
 from relight.transfer.plan.division import ShardSpec
 from relight.transfer.plan.manifest import Manifest
 
-PROTOCOL_VERSION = 4  # 2: weights divided over sources; 3: over stages of a pipeline; 4: messages renamed
+# 2: weights divided over sources; 3: over stages of a pipeline; 4: messages renamed; 5: buckets are lent
+PROTOCOL_VERSION = 5
 MAX_NAME = 200
 
 
@@ -22,6 +23,7 @@ class EngineHello(_Message, frozen=True, kw_only=True):
     version: int  # that it answers with; -1: none yet
     generation: int
     wants: Manifest | None = None
+    borrows: bool = False  # it reads weights that are lent, and takes their descriptor with each Begin
 
 
 class Behind(_Message, frozen=True, kw_only=True):
@@ -52,12 +54,14 @@ class Begin(_Message, frozen=True, kw_only=True):
     bucket_bytes: int
     manifest: Manifest
     patience_seconds: float = 0.0  # no order for so long: the publisher is frozen; 0: it may wait for its owner
+    lent_bytes: int = 0  # of shared memory that has all weights, laid out as buckets end to end; 0: none is lent
 
 
 class Ready(_Message, frozen=True, kw_only=True):
     """The engine (or source) takes part."""
 
     update: int
+    unable: str = "it uses buffers only"  # why it cannot read what is lent; empty: it can
 
 
 class Refuse(_Message, frozen=True, kw_only=True):
@@ -91,6 +95,7 @@ class LoadBucket(_Message, frozen=True, kw_only=True):
     bucket: int
     buffer: int
     digest: int
+    is_lent: bool = False  # it is in the memory that came with Begin, not in the buffer
 
 
 class BucketLoaded(_Message, frozen=True, kw_only=True):

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from relight.transfer.plan.way import Way
+
 SELF = "publisher"  # the name of the source that it is itself
 
 
@@ -34,6 +36,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int = 0  # of CLOCK_MONOTONIC
     seconds: float = 0.0
     stages: tuple[Stage, ...] = ()
+    way: Way = Way.COPIED
+    why: str = ""  # this way
 
 
 class UpdateProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -164,7 +164,7 @@ class Update:
             return []
         broadcast.deadline = 0.0
         if broadcast.digest is not None and broadcast.digest != digest:
-            return self._abandon(f"bucket {bucket} of {source} is not what it was before: the sources differ")
+            return self._abandon(f"bucket {bucket} of {source} has changed, or the sources differ")
         broadcast.digest = digest
         reload = self._reloads.get(bucket)
         if reload is not None:  # written again, for those that could not load it

@@ -1,4 +1,4 @@
-"""The publisher's own part as a source: a thread that fills the shared buffers with buckets."""
+"""The publisher's own part as a source: a thread that fills the shared buffers with buckets, or lends these."""
 
 import queue
 import threading
@@ -12,16 +12,19 @@ from relight.transfer.publish.publication import Publication
 
 
 class BucketWriter:
-    """Fills buckets one after another, in the order in which they were ordered."""
+    """Fills or lends buckets one after another, in the order in which they were ordered."""
 
     def __init__(
         self,
         buffers: Sequence[Buffer],
         *,
-        written: Callable[[Publication, Stage, int], None],
+        written: Callable[[Publication, Stage, int, bool], None],
         failed: Callable[[Publication, str], None],
     ) -> None:
-        """`written` is called with the stage and the digest of each bucket, `failed` with an error; on its thread."""
+        """`written` is called with the stage and the digest of each bucket, and whether it is lent.
+
+        `failed` is called with an error. Both on its thread.
+        """
         self._buffers = buffers
         self._written, self._failed = written, failed
         self._orders: queue.SimpleQueue[tuple[Publication, Write] | None] = queue.SimpleQueue()
@@ -44,9 +47,9 @@ class BucketWriter:
                 continue
             start_ns = time.monotonic_ns()
             try:
-                digest = publication.source.fill(publication.buckets[order.bucket], self._buffers[order.buffer].view)
+                digest, is_lent = publication.write(order.bucket, self._buffers[order.buffer].view)
             except Exception as error:  # the update ends with a source's failure, not the publisher
                 self._failed(publication, f"{type(error).__name__}: {error}")
                 continue
             stage = Stage("broadcast", order.bucket, order.buffer, SELF, start_ns, time.monotonic_ns())
-            self._written(publication, stage, digest)
+            self._written(publication, stage, digest, is_lent)

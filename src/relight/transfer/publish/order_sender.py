@@ -4,7 +4,7 @@ import time
 
 import msgspec
 
-from relight.transfer.io.messages import AbandonUpdate, CommitUpdate, LoadBucket, Release, WriteBucket
+from relight.transfer.io.messages import AbandonUpdate, CommitUpdate, EngineHello, LoadBucket, Release, WriteBucket
 from relight.transfer.plan.orders import Commit, Load, Write
 from relight.transfer.plan.result import SELF
 from relight.transfer.publish.bucket_writer import BucketWriter
@@ -23,10 +23,12 @@ class OrderSender:
         """Ask every member that the publication is for whether it takes part."""
         asked = [member for member in self._members if member.hello is not None and publication.asks(member)]
         begin = publication.begin_message(stall_seconds * (2 + len(asked)) if publication.confirmed else 0.0)
+        lent = [] if publication.lender is None else [publication.lender.memory.descriptor]
         publication.awaited = {member.name for member in asked}
         for member in asked:
             member.offered = (publication.generation, publication.version)
-            self._members.send(member, begin)
+            borrows = isinstance(member.hello, EngineHello) and member.hello.borrows
+            self._members.send(member, begin, lent if borrows else [])
         publication.ready_by = time.monotonic() + stall_seconds
 
     def carry_out(self, publication: Publication, order: Write | Load | Commit) -> None:
@@ -39,7 +41,13 @@ class OrderSender:
                 write = WriteBucket(update=number, bucket=order.bucket, buffer=order.buffer)
                 self._send(order.source, "broadcast", order.bucket, write)
             case Load():
-                load = LoadBucket(update=number, bucket=order.bucket, buffer=order.buffer, digest=order.digest)
+                load = LoadBucket(
+                    update=number,
+                    bucket=order.bucket,
+                    buffer=order.buffer,
+                    digest=order.digest,
+                    is_lent=publication.lent.get(order.bucket, False),
+                )
                 self._send(order.engine, "reload", order.bucket, load)
             case Commit():
                 self._send(order.engine, "commit", -1, CommitUpdate(update=number))

@@ -11,9 +11,12 @@ from relight.transfer.plan.plan import Bucket, bucket_bytes_for, plan_buckets
 from relight.transfer.plan.result import SELF, Published, Stage, UpdateProgress
 from relight.transfer.plan.schedule import IPC_BUFFERS, Form, make_schedule
 from relight.transfer.plan.update import Timeouts, Update
+from relight.transfer.plan.way import Way, WayChoice, choose_way
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.members import Member
-from relight.transfer.publish.source import Source
+from relight.transfer.publish.source import Lender, Source, unlendable_of
+
+NOT_CHOSEN = WayChoice(Way.COPIED, "")
 
 
 @dataclass
@@ -36,6 +39,10 @@ class Publication:
     confirmed: bool = True
     awaited: set[str] = field(default_factory=set)  # members that have yet to say whether they take part
     ready: set[str] = field(default_factory=set)  # members that do
+    unable: dict[str, str] = field(default_factory=dict)  # of these: why it cannot read what is lent
+    choice: WayChoice = NOT_CHOSEN
+    # Buckets that were written, and whether each is lent rather than in its buffer.
+    lent: dict[int, bool] = field(default_factory=dict)
     ready_by: float = 0.0  # when awaited members are late, of CLOCK_MONOTONIC; 0: none was asked yet
     released: bool = False  # sources know that nothing more is read
     update: Update | None = None  # once every member has said whether it takes part
@@ -71,13 +78,20 @@ class Publication:
             bucket_bytes=self.bucket_bytes,
             manifest=self.manifest,
             patience_seconds=patience_seconds,
+            lent_bytes=0 if self.lender is None else self.lender.memory.nbytes,
         )
+
+    @property
+    def lender(self) -> Lender | None:
+        """Return the source if it can lend."""
+        return self.source if isinstance(self.source, Lender) and not unlendable_of(self.source) else None
 
     def create_update(self, members: Iterable[Member], timeouts: Timeouts) -> Update:
         """Begin to move buckets, with those of `members` that are ready."""
         taking_part = [member for member in members if member.name in self.ready]
         sources = [SELF, *sorted(member.name for member in taking_part if member.is_source)]
         engines = [member.name for member in taking_part if not member.is_source]
+        self.choice = choose_way(unlendable_of(self.source), {name: self.unable[name] for name in self.ready})
         self.update = Update(
             make_schedule(self.form, devices=len(sources), buckets=len(self.buckets), from_host=True),
             sources,
@@ -87,6 +101,16 @@ class Publication:
             writers=self.writers,
         )
         return self.update
+
+    def write(self, bucket: int, view: memoryview) -> tuple[int, bool]:
+        """Lend a bucket, or else copy it into the buffer; return its digest, and whether it is lent.
+
+        A bucket that is to be written again is copied: an engine could not read it where it lies, or it has changed.
+        """
+        lender = self.lender if self.choice.way is Way.LENT and bucket not in self.lent else None
+        if lender is not None:
+            return lender.lend(self.buckets[bucket]), True
+        return self.source.fill(self.buckets[bucket], view), False
 
     def note_held(self, buckets: int) -> None:
         """Every remaining engine holds the first `buckets` buckets."""
@@ -126,6 +150,8 @@ class Publication:
             started_ns=self.started_ns,
             seconds=(time.monotonic_ns() - self.started_ns) / 1e9,
             stages=tuple(self.stages),
+            way=self.choice.way,
+            why=self.choice.why,
         )
 
 

@@ -10,12 +10,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from relight.errors import ProtocolError, TransferError, UsageError
 from relight.transfer.io import messages as msg
 from relight.transfer.io.buffers import Buffer, close_buffers, open_buffers
 from relight.transfer.io.channel import Channel, connect, socket_path
+from relight.transfer.io.lent import LentMemory
 from relight.transfer.plan.division import ShardSpec, as_known, find_entries
 from relight.transfer.plan.manifest import Manifest, differences
 from relight.transfer.plan.plan import Bucket, plan_buckets
@@ -34,6 +35,25 @@ class Source(Protocol):
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
         """Write the bucket into `view`, gaps as zeros; returns the xxh3 of its `nbytes` bytes. May raise."""
+
+
+@runtime_checkable
+class Lender(Source, Protocol):
+    """A source whose bytes engines of this host may read where they lie, instead of a buffer."""
+
+    memory: LentMemory
+
+    def lend(self, bucket: Bucket) -> int:
+        """Return what `fill` would return. Engines read the bucket from now on, until the update ends.
+
+        If it changes before that, no engine accepts it.
+        """
+
+
+def unlendable_of(source: Source) -> str:
+    """Return why engines cannot read what the source holds; empty: they can."""
+    found: str = getattr(source, "unlendable", "the source makes each bucket when it is wanted")
+    return found
 
 
 class SourceLease(Protocol):

@@ -122,7 +122,7 @@ class Updates:
             case _ if publication is None or message.update != publication.number:
                 pass  # about an update that is over
             case msg.Ready():
-                self._ready(publication, member)
+                self._ready(publication, member, message.unable)
             case msg.Refuse():
                 self._refused(publication, member, message.why)
             case _ if publication.update is None:
@@ -157,9 +157,10 @@ class Updates:
         self._sender.ask(publication, self._timeouts.stall_seconds)
         self._start_if_ready(publication)
 
-    def _ready(self, publication: Publication, member: Member) -> None:
+    def _ready(self, publication: Publication, member: Member, unable: str) -> None:
         if member.name in publication.awaited:
             publication.awaited.discard(member.name)
+            publication.unable[member.name] = unable
             publication.ready.add(member.name)
             self._start_if_ready(publication)
 
@@ -270,10 +271,11 @@ class Updates:
             )
         self.gather()
 
-    def written(self, publication: Publication, stage: Stage, digest: int) -> None:
-        """The publisher's own writer has filled a bucket."""
+    def written(self, publication: Publication, stage: Stage, digest: int, is_lent: bool) -> None:
+        """The publisher's own writer has filled a bucket, or lent it."""
         if self.current is publication and publication.update is not None:
             publication.stages.append(stage)
+            publication.lent[stage.bucket] = is_lent
             self._obey(publication, publication.update.written(SELF, stage.bucket, digest, time.monotonic()))
 
     def source_failed(self, publication: Publication, why: str) -> None:

@@ -24,6 +24,7 @@ class Target(Protocol):
 
     wants: Manifest | None
     in_place: bool
+    needs_buffers: str  # why it takes buckets out of buffers only; empty: it reads what is lent as well
 
     def prepare(self) -> None:
         """An update may come: allocate what it will need, as far as that is known."""
@@ -48,6 +49,7 @@ class _Staged:
     """Loads into a second copy of the weights, which later updates use again."""
 
     in_place = False
+    needs_buffers = ""
 
     def __init__(self, wants: Manifest | None) -> None:
         self.wants = wants
@@ -87,6 +89,8 @@ class StagedTensors(_Staged):
         """The copy lies where the live tensors lie, unless it is to be `in_host_memory`."""
         super().__init__(describe(live))
         self._staged_like = live if is_on_device(live.values()) and not in_host_memory else None
+        if self._staged_like is not None:
+            self.needs_buffers = "its weights lie on a device, which copies out of buffers by itself"
         distinct = {id(tensor): (name, tensor) for name, tensor in live.items()}  # tied: one under several names
         self._live = list(distinct.values())
         self._current: Staging | None = None  # whose memory is live
@@ -182,6 +186,7 @@ class InPlaceCallback:
     """
 
     in_place = True
+    needs_buffers = ""
 
     def __init__(self, load: Callable[[Pairs], object]) -> None:
         self.wants: Manifest | None = None  # only the callback knows

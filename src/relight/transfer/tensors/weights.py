@@ -181,6 +181,8 @@ class TensorWriter:
 class TensorSource(TensorReader):
     """Named tensors as the source of an update. They must not change while an update reads them."""
 
+    unlendable = "the weights do not lie in shared memory"
+
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.manifest = describe(tensors)
         super().__init__(list(tensors.values()))
@@ -188,6 +190,8 @@ class TensorSource(TensorReader):
 
 class PartSource(TensorReader):
     """Parts of named tensors as one of several sources of an update. They must not change while it reads them."""
+
+    unlendable = "the weights are divided over ranks"
 
     def __init__(self, held: ShardSpec, tensors: Mapping[int, torch.Tensor], changing: Collection[int] = ()) -> None:
         """`held`: parts as `division.parts_of` gives them. `tensors`: the box that the parts of a tensor make up.
