@@ -47,6 +47,7 @@ SAVING = (
     "pipeline.py",
     "carrying.py",
     "shapes.py",
+    "leaving.py",
 )  # programs that write digests of what they end with, and can be held
 
 

@@ -5,6 +5,7 @@ failure before the barrier surfaces as an exception inside the block, which the 
 offered again. See docs/PROTOCOL.md.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from relight.errors import UsageError
 from relight.training.carried.code.misuse import loops_around
 from relight.training.carried.code.source import lines_of
+from relight.training.ending import end_with
 from relight.training.job import current_runtime
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
@@ -110,7 +112,7 @@ class Training:
         self._parts = take_inventory(
             runtime, state, data=data, accumulate=accumulate, short_groups=short_groups, seed=seed, rng=rng
         )
-        self._loop = StepLoop(self._parts)
+        self._loop = StepLoop(self._parts, functools.partial(end_with, runtime))
 
     @property
     def version(self) -> int:

@@ -70,6 +70,7 @@ class Worker:
         self.until = until
         self.cap = cap  # the version with which the job ends in any case; 0: there is none
         self.last: int | None = None  # the version with which it ends for now, if all ranks agreed on that
+        self.left: int | None = None  # the version with which the script has left the loop, here or on other ranks
         self.has_failed = False  # the script
         # --- a recovery
         self.generation = 0  # the one in which the main thread works
@@ -99,7 +100,17 @@ class Worker:
     def goal(self) -> int:
         """How many steps are to be committed before this process leaves the loop."""
         goal = self.until if self.last is None else min(self.until, self.last)
+        if self.left is not None:
+            goal = min(goal, self.left)
         return min(goal, self.cap) if self.cap else goal
+
+    @property
+    def may_be_left(self) -> bool:
+        """Whether other ranks may have left the loop after the step that was finished last, and this one not know.
+
+        A replacement has not run the code after that step. All ranks must say the same.
+        """
+        return self.first_after_recovery and self.version < (min(self.until, self.cap) if self.cap else self.until)
 
     @property
     def winding_down(self) -> bool:

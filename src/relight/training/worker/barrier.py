@@ -199,6 +199,15 @@ class Barrier:
             values.learn(own, world_size, slots, table)
             self._state.rank_values = values.describe()
 
+    def count_leaving(self, *, leaves: bool) -> int | None:
+        """How many ranks have left the loop, asked between two steps; None: a failure prevents the answer."""
+        sums = self._add_up(self._runtime, [1, self._worker.version, int(leaves)])
+        if sums is None:
+            return None
+        ranks, versions, leaving = sums
+        self._refuse_other_steps(self._runtime, ranks, versions)
+        return leaving
+
     def _complete_all_reduce(self, runtime: Runtime) -> happened.BarrierPassed | None:
         """One small all-reduce: it completes only once every rank has entered it, prepared. None: it broke."""
         version = self._worker.version

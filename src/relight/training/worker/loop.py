@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import torch
 
@@ -37,7 +37,7 @@ _RESUMED = act.ReportResumed()
 class StepLoop:
     """Made once for a process; see `Training.steps`."""
 
-    def __init__(self, parts: Inventory) -> None:
+    def __init__(self, parts: Inventory, end_with: Callable[[BaseException], NoReturn]) -> None:
         self._parts = parts
         self._runtime = parts.runtime
         self._worker = parts.runtime.worker
@@ -47,7 +47,7 @@ class StepLoop:
         self._transaction = parts.transaction
         self._checks = ScriptChecks(parts)
         self._broken_steps = BrokenSteps(parts, self._checks)
-        self._membership = Membership(parts, self._checks, self._broken_steps)
+        self._membership = Membership(parts, self._checks, self._broken_steps, end_with)
 
     def run(self, until: int) -> Iterator[Step]:
         """Steps until so many are committed on every rank."""
@@ -65,17 +65,14 @@ class StepLoop:
             while True:
                 yield from self._offer()
                 if self._membership.finish():
-                    if self._worker.version < self._worker.until:
+                    if self._worker.left is None and self._worker.version < self._worker.until:
                         raise SystemExit(0)  # what the script does after training is not due yet
                     computed = self._worker.commits > 0  # else the code after the loop sees no step of this process
                     if doubt := self._carried.turn(sys._getframe()) or self._carried.end(computed=computed):
                         self._runtime.notices.doubt(doubt)
                     return
         except GeneratorExit:
-            # Either `break` (early stopping; every rank must do so after the same step), or an exception on its way
-            # out of the loop. Which one shows when the script ends: then it is finished, or reported.
-            self._worker.until = self._worker.version
-            self._membership.left_early = True
+            self._membership.leave(sys._getframe().f_back)
             raise
         finally:
             self._parts.remove()
@@ -86,7 +83,7 @@ class StepLoop:
         self._runtime.faults.strike(Point.WARMUP)
         self._runtime.is_rehearsing = True
         self._begin_turn()
-        step = Step(self, 0, 0, warmup=True)
+        step = self._membership.offered = Step(self, 0, 0, warmup=True)
         yield step
         if not step.entered:
             raise UsageError(_NOT_ENTERED)
@@ -97,6 +94,7 @@ class StepLoop:
         runtime, worker, parts = self._runtime, self._worker, self._parts
         while True:
             self._broken_steps.leave_code_between_steps()
+            self._membership.ask_whether_to_go_on()
             actions = worker.handle(_WANTED)
             if worker.state is _DONE:
                 return
@@ -112,7 +110,7 @@ class StepLoop:
             runtime.faults.strike(_BETWEEN_STEPS)
             if runtime.page.asked_to_leave:
                 runtime.leave()
-            step = Step(self, worker.version, worker.attempt)
+            step = self._membership.offered = Step(self, worker.version, worker.attempt)
             yield step
             if not step.entered:
                 raise UsageError(_NOT_ENTERED)

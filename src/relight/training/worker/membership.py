@@ -1,29 +1,50 @@
 """A process among the others of its job: it enters training, waits in reserve for a rank, and leaves with the rest."""
 
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
 from relight.core.protocol.events import TrainingDone, TrainingEntered
 from relight.core.protocol.fault import Point
 from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
+from relight.errors import UsageError
+from relight.training.carried.code.leaving import is_left_by_break
+from relight.training.step import Step
 from relight.training.worker.broken_steps import BrokenSteps
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
 
 LOGGERS_SECONDS = 60.0  # to take what is left before the job ends
+_UNKNOWN = "unknown"
+_GUARD = "write `if step.committed` around what decides on it"
 
 
 class Membership:
     """From the first step on offer to the end of the script; that is asked through `Runtime.lifecycle`."""
 
-    def __init__(self, parts: Inventory, checks: ScriptChecks, broken_steps: BrokenSteps) -> None:
+    def __init__(
+        self,
+        parts: Inventory,
+        checks: ScriptChecks,
+        broken_steps: BrokenSteps,
+        end_with: Callable[[BaseException], NoReturn],
+    ) -> None:
+        """`end_with` ends the process with an error of the script."""
         self._parts = parts
         self._runtime = parts.runtime
         self._worker = parts.runtime.worker
         self._checks = checks
         self._recover = broken_steps.recover
-        self.left_early = False  # the script left the loop with steps to go
+        self._end_with = end_with
+        self.offered: Step | None = None  # the newest one
+        self._went_on_after = -1  # the version with which this script last asked for a step, having committed it itself
+        self._asked_in = 0  # the generation in which all ranks said whether they go on
+        self._is_released = False
+        self._left_with: str | None = None  # digest of the state with which the script left the loop, if it is not done
         parts.runtime.lifecycle = self
 
     # --- entering ---------------------------------------------------------------------------------------------
@@ -72,12 +93,99 @@ class Membership:
         self._recover(runtime.handle(happened.StepWanted()))
 
     # --- leaving ----------------------------------------------------------------------------------------------
+    def ask_whether_to_go_on(self, *, leaves: bool = False) -> None:
+        """Before the first step after a recovery: learn whether other ranks have left the loop after the newest one.
+
+        Their scripts decided so in code that a replacement has not run: it leaves too. Every rank that could take a
+        step asks once in a generation, so that the answer is the same everywhere; a failure meanwhile prevents it.
+
+        Raises:
+            UsageError: this script has run that code and goes on.
+        """
+        runtime, worker, step = self._runtime, self._worker, self.offered
+        if step is not None and step.committed and not leaves:
+            self._went_on_after = step.number + 1
+        if worker.closed or not worker.may_be_left or self._asked_in == runtime.generation or runtime.world_size == 1:
+            return
+        leaves = leaves or worker.left is not None
+        leaving = self._parts.barrier.count_leaving(leaves=leaves)
+        if leaving is None:
+            return
+        self._asked_in = runtime.generation
+        if not leaving or leaves:
+            return
+        if self._went_on_after == worker.version:
+            raise UsageError(
+                f"rank {runtime.rank} goes on after step {worker.version - 1}, after which other ranks have left the "
+                "loop: every rank must `break` after the same step"
+            )
+        worker.left = worker.version
+
+    def leave(self, frame: FrameType | None) -> None:
+        """The script leaves the loop early. After `break`, finish with the other ranks before its next line runs.
+
+        What that line changes would be copied by a replacement, and what it asks of other ranks would not be answered.
+        If it is not known that it is a `break`, an exception may be on its way out: which one shows when the script
+        ends; then training is finished, or the exception is reported.
+
+        Args:
+            frame: that closes the loop's iterator.
+        """
+        self._worker.left = self._worker.version
+        if not is_left_by_break(frame):
+            self._left_with = self._digest()
+            return
+        try:
+            self._refuse_premature_break()
+            self._finish_early()
+        except BaseException as error:  # Python drops what is raised while a generator is closed
+            self._end_with(error)
+        computed = self._worker.commits > 0
+        if doubt := self._parts.carried.end(computed=computed):
+            self._runtime.notices.doubt(doubt)
+
+    def _digest(self) -> str:
+        try:
+            return self._parts.state.digest()
+        except Exception:  # the script may have failed for the same reason
+            return _UNKNOWN
+
+    def _refuse_premature_break(self) -> None:
+        """Raises UsageError for a `break` that follows a step which is not committed: it is to be computed again."""
+        step = self.offered
+        if self._runtime.is_rehearsing:
+            raise UsageError(
+                "the script left the loop in a standby's rehearsal, in which a process is alone and nothing is kept: "
+                + _GUARD
+            )
+        if step is not None and step.entered and not step.committed:
+            raise UsageError(
+                f"the script left the loop after step {step.number}, which is not committed (a failure interrupted it, "
+                f"or it is computed twice): {_GUARD}"
+            )
+
+    def _finish_early(self) -> None:
+        """Finish with the other ranks, at the version with which the script left the loop."""
+        worker = self._worker
+        worker.left = version = worker.version
+        while True:
+            self.ask_whether_to_go_on(leaves=True)
+            if self.finish():
+                return
+            if worker.version != version:
+                raise UsageError(
+                    f"the script left the loop after {version} steps, and then a failure took all ranks back to "
+                    f"version {worker.version}: the steps from there on cannot be computed in this process. Start the "
+                    "job again; it goes on from its newest checkpoint"
+                )
+
     def finish(self) -> bool:
         """All steps are committed here: True once that holds everywhere, False if a recovery sent this rank back."""
         runtime, worker, parts = self._runtime, self._worker, self._parts
         if worker.state is not State.DONE:
             actions = runtime.handle(happened.StepWanted())
             if act.ReportDone() not in actions:
+                self._refuse_changes_after_loop()
                 self._recover(actions)
                 return False
         runtime.page.stamp(Phase.DONE)
@@ -102,18 +210,29 @@ class Membership:
             parts.scalars.finish(LOGGERS_SECONDS)
             parts.checkpointing.finish()
             runtime.protection.started = False
+            self._is_released = True
             return True
+        self._refuse_changes_after_loop()
         self._recover(actions)
         return False
+
+    def _refuse_changes_after_loop(self) -> None:
+        """Raises UsageError if a replacement would copy what code after the loop has made of the state."""
+        if self._left_with not in (None, self._digest()):
+            raise UsageError(
+                "a rank was lost before all had finished training, and the code after the loop has run here and may "
+                "have changed the state, which a replacement would copy. Leave the loop by `break`, in `for step in "
+                "training.steps(...)` itself: then relight finishes before the code after the loop runs"
+            )
 
     # --- the script's end (Lifecycle) -------------------------------------------------------------------------
     def at_end_of_script(self) -> None:
         """It has run to its end. If it left the loop early, every rank must have done so, after the same step."""
-        if self.left_early:
-            released = False
-            while not released:
-                self._worker.until = self._worker.version  # it will take no further step
-                released = self.finish()
+        if self._is_released or self.offered is None:
+            return
+        if self._left_with is None:  # something keeps the loop's iterator, so nothing was heard of it
+            self._left_with = _UNKNOWN
+        self._finish_early()
 
     @property
     def saves(self) -> bool:

@@ -1,0 +1,79 @@
+"""A script leaves its loop with steps to go, while another rank is lost: the code after the loop comes after that."""
+
+import pytest
+
+from tests.survival.harness import Bench, Training
+from tests.survival.judge import check_faults, check_survived
+
+STEPS = 6
+LAST = STEPS - 1
+# The others leave the loop while rank 0 is still to be replaced; in BARRIER, once they have finished without it.
+PLACES = ("BARRIER", "OPTIMIZER", "AFTER_WRITE", "AFTER_STEP")
+ALWAYS = {("break", "BARRIER"), ("break", "AFTER_WRITE"), ("bar", "BARRIER"), ("return", "AFTER_STEP")}
+
+
+def leaving(how: str, *arguments: str, ranks: int = 2) -> Training:
+    return Training(ranks=ranks, steps=STEPS, program="leaving.py", arguments=("--how", how, *arguments))
+
+
+@pytest.mark.parametrize(
+    ("how", "place"),
+    [
+        pytest.param(how, place, marks=() if (how, place) in ALWAYS else pytest.mark.all)
+        for how in ("break", "return", "inside", "bar")
+        for place in PLACES
+    ],
+)
+def test_the_code_after_the_loop_waits_for_a_replacement(bench: Bench, how: str, place: str) -> None:
+    fault = f"kill rank 0 in {place} of step {LAST}"
+    training = leaving(how)
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, bench.reference(training))
+    check_faults(outcome, [fault])
+
+
+@pytest.mark.parametrize("place", ["BARRIER", pytest.param("AFTER_WRITE", marks=pytest.mark.all)])
+def test_two_of_three_ranks_leave(bench: Bench, place: str) -> None:
+    training = leaving("break", ranks=3)
+    faults = [f"kill rank 1 in {place} of step {LAST}"]
+    check_survived(bench.run(training, faults=faults), bench.reference(training))
+
+
+def test_a_replacement_of_a_replacement(bench: Bench) -> None:
+    """It leaves without having taken a step, as the one before it was about to."""
+    training = leaving("break")
+    faults = [f"kill rank 0 in BARRIER of step {LAST}", "kill rank 0 in RESUME of recovery 1"]
+    check_survived(bench.run(training, faults=faults, standbys=2), bench.reference(training))
+
+
+@pytest.mark.parametrize("how", ["held", "caught"])
+def test_a_loop_of_which_nothing_was_seen_is_finished_at_the_end_of_the_script(bench: Bench, how: str) -> None:
+    assert bench.reference(leaving(how)).finals == bench.reference(leaving("break")).finals
+
+
+def test_after_an_exception_that_the_script_caught_a_rank_may_be_lost(bench: Bench) -> None:
+    training = leaving("caught", "--leave-alone")
+    fault = f"kill rank 0 in AFTER_WRITE of step {LAST}"
+    check_survived(bench.run(training, faults=[fault]), bench.reference(training))
+
+
+@pytest.mark.parametrize("how", ["held", "caught"])
+def test_a_state_that_may_have_changed_since_is_not_copied(bench: Bench, how: str) -> None:
+    """The code after the loop is over before the survivor hears of the loss: the job ends, and says why."""
+    outcome = bench.run(leaving(how), faults=[f"kill rank 0 in AFTER_STEP of step {LAST}"])
+    assert outcome.status != 0, outcome.describe()
+    assert "the code after the loop has run here" in outcome.report.error, outcome.describe()
+
+
+def test_a_break_after_a_step_that_was_interrupted_is_refused(bench: Bench) -> None:
+    outcome = bench.run(leaving("unguarded"), faults=[f"kill rank 0 in BACKWARD of step {LAST}"])
+    assert outcome.status != 0, outcome.describe()
+    assert "`if step.committed`" in outcome.report.error, outcome.describe()
+    assert not outcome.finals, outcome.describe()
+
+
+def test_a_rank_that_goes_on_alone_is_named(bench: Bench) -> None:
+    """After a recovery all ranks say whether they go on, before any computes."""
+    outcome = bench.run(leaving("alone", ranks=3), faults=[f"kill rank 0 in BARRIER of step {LAST}"])
+    assert outcome.status != 0, outcome.describe()
+    assert "rank 2 goes on after step 5" in outcome.report.error, outcome.describe()
