@@ -3,12 +3,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TITAN := .versions/torchtitan
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := $(wildcard src tests benchmarks examples checks)
 JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried gpu bench docs clean
+.PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions test-integrations test-torchtitan demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried gpu bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,8 +53,11 @@ test-device-all: setup ## the same with the long matrix: every way to train, eve
 test-clusters: $(VENV)/.ray $(VENV)/.kubernetes ## jobs on a real Ray, a real Slurm and an emulated Kubernetes; as root, with slurmctld, slurmd, munge, iproute2
 	$(BIN)/python -m pytest -m clusters -rs tests/clusters
 
-test-integrations: $(VENV)/.huggingface $(VENV)/.lightning ## the tests of integrations that need other packages; installs these
+test-integrations: $(VENV)/.huggingface $(VENV)/.lightning test-torchtitan ## the tests of integrations that need other packages; installs these
 	$(BIN)/python -m pytest tests/integrations
+
+test-torchtitan: $(TITAN)/.setup ## of these, the ones of torchtitan, with torch 2.14, in an environment of their own
+	$(TITAN)/bin/python -m pytest tests/integrations/test_torchtitan.py
 
 demo: setup ## train, break, recover, compare
 	$(BIN)/python examples/demo.py
@@ -116,6 +120,12 @@ $(VENV)/.huggingface: $(VENV)/.setup
 
 $(VENV)/.lightning: $(VENV)/.setup
 	$(PIP) --editable '.[lightning]'
+	@touch $@
+
+$(TITAN)/.setup: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TITAN)
+	sed -e 's/^torch==.*/torch==2.14.1/' -e '/^\(datasets\|dill\|multiprocess\|fsspec\)==/d' constraints.txt > $(TITAN)/constraints.txt
+	$(TITAN)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(TITAN)/constraints.txt --editable '.[dev,torchtitan]'
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.setup

@@ -34,6 +34,7 @@ WORDS = frozenset(
         "xpu",
     }
 )
+SETTINGS_OF_OTHERS = frozenset({"disable_cuda_graphs"})  # torchtitan's, which is refused by its name
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _IDENTIFIERS = ("id", "attr", "arg", "name", "asname", "module")  # fields of syntax trees that hold one
 
@@ -63,7 +64,7 @@ def violations(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def names_device(text: str) -> bool:
     """Whether one of the words in an identifier or a string is the name of a kind of device."""
-    return any(word.lower() in WORDS for word in _WORD.findall(text))
+    return text not in SETTINGS_OF_OTHERS and any(word.lower() in WORDS for word in _WORD.findall(text))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ HOME = "torch_private"  # a folder, or a file of that name
 NOT_TORCH = {
     "_average_model": "Lightning",
     "_build_kwargs": "Lightning",
+    "_build_metric_logger": "torchtitan",
     "_call_callback_hooks": "Lightning",
     "_call_lightning_module_hook": "Lightning",
     "_call_strategy_hook": "Lightning",
@@ -64,6 +65,7 @@ NOT_TORCH = {
     "_metric_attributes": "Lightning",
     "_num_ready_batches_reached": "Lightning",
     "_on_before_batch_transfer": "Lightning",
+    "_owner": "torchtitan",
     "_per_second": "suffixes of transformers' measurements",
     "_prepare_for_training": "transformers.Trainer",
     "_progress_bar_metrics": "Lightning",
