@@ -136,6 +136,15 @@ def test_a_death_in_a_hook_leaves_the_same(place: str, tmp_path: Path, undisturb
     assert train(tmp_path, (), arguments, PROGRAMS / "dies.py", failures=1) == undisturbed
 
 
+@pytest.mark.parametrize("place", ["BARRIER", "AFTER_WRITE", "AFTER_STEP"])
+def test_a_rank_is_lost_while_the_others_stop_early(place: str, tmp_path: Path) -> None:
+    """A callback stops after eight steps: the head of step 8, by number, hears of it, and the loop is left."""
+    whole = train(tmp_path / "whole", program=PROGRAMS / "stops.py")
+    assert whole.digests["0"].startswith("8 steps")
+    faults = (f"kill rank 0 in {place} of step 8",)
+    assert train(tmp_path / "killed", faults, program=PROGRAMS / "stops.py") == whole
+
+
 def test_has_the_bits_and_logs_of_lightnings_own_strategy(tmp_path: Path, undisturbed: Ended) -> None:
     assert train_without(tmp_path) == undisturbed
 

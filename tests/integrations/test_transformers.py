@@ -17,6 +17,7 @@ pytest.importorskip("accelerate", exc_type=ImportError)
 pytest.importorskip("transformers", exc_type=ImportError)
 
 EXAMPLE = ROOT / "examples" / "huggingface" / "train.py"
+STOPS = ROOT / "tests" / "integrations" / "transformers_scripts" / "stops.py"
 STEPS = 12
 # Optimizer steps 4 and 8 are followed by an evaluation and a checkpoint, at the head of steps 4 and 8.
 DISTURBANCES = {
@@ -27,10 +28,12 @@ DISTURBANCES = {
 }
 
 
-def train(directory: Path, faults: Sequence[str] = (), arguments: Sequence[str] = ()) -> dict[str, str]:
+def train(
+    directory: Path, faults: Sequence[str] = (), arguments: Sequence[str] = (), program: Path = EXAMPLE
+) -> dict[str, str]:
     """Run the example under relight. Return what each rank printed, by rank."""
     training = Training(
-        ranks=2, steps=0, program=str(EXAMPLE), arguments=("--output", str(directory / "output"), *arguments)
+        ranks=2, steps=0, program=str(program), arguments=("--output", str(directory / "output"), *arguments)
     )
     with Job(directory, training, faults=faults, standbys=1) as job:
         outcome = job.wait(DEADLINE_SECONDS)
@@ -57,6 +60,14 @@ def test_ends_with_the_bits_and_losses_of_an_undisturbed_run(
 ) -> None:
     assert undisturbed["0"].startswith(f"{STEPS} steps")
     assert train(tmp_path, DISTURBANCES[name]) == undisturbed
+
+
+@pytest.mark.parametrize("place", ["BARRIER", "AFTER_WRITE", "AFTER_STEP"])
+def test_a_rank_is_lost_while_the_others_stop_early(place: str, tmp_path: Path) -> None:
+    """A callback stops after six steps: the head of step 6, by number, hears of it, and the loop is left."""
+    whole = train(tmp_path / "whole", program=STOPS)
+    assert whole["0"].startswith("6 steps")
+    assert train(tmp_path / "killed", (f"kill rank 0 in {place} of step 6",), program=STOPS) == whole
 
 
 def test_has_the_bits_of_torchrun_without_random_draws(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 DISTURBANCES = {
     "computing": ("kill rank 0 in FORWARD of step 3", "kill rank 1 in BACKWARD of step 7"),
     "writing, evaluating, saving": ("kill rank 1 in OPTIMIZER of step 5", "kill rank 0 in FORWARD of step 8"),
+    "last evaluation": ("kill rank 0 in BARRIER of step 12",),
 }
 Printed = tuple[dict[str, str], str]  # what each rank said, and what rank 0 logged
 

@@ -51,11 +51,11 @@ def fit(strategy: Any, trainer: Any) -> None:
 def train(run: "FitRun") -> None:
     """Take all steps of a run."""
     for step in run.training.steps(until=run.steps):
+        if run.progress.is_over and not step.warmup:
+            break  # also in a process that took a rank after the others had stopped
         with step as batches:
             run.take(step, batches)
         run.effects.end(committed=step.committed)
-        if step.committed and run.progress.is_over and step.number + 1 < run.steps:
-            break
     run.effects.close()
 
 

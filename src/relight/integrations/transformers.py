@@ -107,11 +107,12 @@ class Seq2SeqTrainer(RelightMixin, transformers.Seq2SeqTrainer):  # type: ignore
 def train(run: TrainerRun) -> None:
     """Take all steps of a run."""
     for step in run.training.steps(until=run.steps):
+        if run.progress.is_over and not step.warmup:
+            break  # also in a process that took a rank after the others had stopped
         with step as micro_batches:
             run.take(step, micro_batches)
         run.after(step)
-        if step.committed and run.progress.is_over:
-            break
+    run.follow_rank()  # it may have been taken after the last step
 
 
 def refuse_unsupported(trainer: Any, trial: Any) -> None:

@@ -61,9 +61,7 @@ class TrainerRun:
     def take(self, step: relight.Step, micro_batches: list[Any]) -> None:
         """Do one step: what follows the optimizer step before, then forward, backward and the write."""
         trainer = self._trainer
-        follow_rank()
-        trainer.state.is_world_process_zero = trainer.is_world_process_zero()
-        trainer.state.is_local_process_zero = trainer.is_local_process_zero()
+        self.follow_rank()
         self._logs.clear()
         self._defers_logs = True
         number = self._first + step.number
@@ -80,6 +78,13 @@ class TrainerRun:
         if not step.warmup:
             trainer.state.global_step = number + 1
             trainer.state.epoch = self._epoch_after(number)
+
+    def follow_rank(self) -> None:
+        """Have the Trainer know the rank that this process has now."""
+        trainer = self._trainer
+        follow_rank()
+        trainer.state.is_world_process_zero = trainer.is_world_process_zero()
+        trainer.state.is_local_process_zero = trainer.is_local_process_zero()
 
     def _epoch_after(self, number: int) -> float:
         """The epoch that the Trainer shows after an optimizer step: it counts micro-batches."""
