@@ -160,8 +160,8 @@ def main() -> None:
         on_cpu.prepare(trainer)
     trainer.train()
     sha = hashlib.sha256()
-    for parameter in trainer.model_parts[0].parameters():
-        part = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    for value in trainer.model_parts[0].state_dict().values():
+        part = value.to_local() if hasattr(value, "to_local") else value
         sha.update(part.detach().cpu().float().numpy().tobytes())
     rank = torch.distributed.get_rank()
     trainer.close()

@@ -82,6 +82,19 @@ def _plain(flat: Flat) -> Any:
     return unflatten(flat.tree, [t.clone() for t in flat.tensors])
 
 
+def test_an_optimizer_whose_settings_came_in_another_order() -> None:
+    """As from a checkpoint of the script's own: a replacement has loaded none, and is to hold the same digest."""
+    _, optimizer, source = make(1, steps=2)
+    _, _, target = make(2, steps=1)
+    group = optimizer.param_groups[0]
+    for name in ("betas", "lr"):
+        group[name] = group.pop(name)
+    for values in optimizer.state.values():
+        values["step"] = values.pop("step")
+    transfer(source, target)
+    assert target.digest() == source.digest()
+
+
 @pytest.mark.parametrize("target_steps", [0, 1, 5], ids=["no optimizer state yet", "warmed up", "further"])
 def test_a_target_becomes_its_source(target_steps: int) -> None:
     net, _, source = make(1, steps=3)

@@ -41,14 +41,17 @@ def optimizer_tree(optimizer: Optimizer, has_own_numbers: bool, keys: Mapping[in
 
 
 def adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) -> None:
-    """Put the settings and state of `tree` into an optimizer with the same parameters."""
+    """Put the settings and state of `tree` into an optimizer with the same parameters.
+
+    In the order of `tree`, which counts for digests: a checkpoint that was loaded may have brought another one.
+    """
     parameters = parameters_of(optimizer)
     objects = ObjectReader(parameters[0].device if parameters else torch.device("cpu"))
     for group, saved in zip(optimizer.param_groups, tree["groups"], strict=True):
         for key in group.keys() - saved.keys() - {"params"}:
             del group[key]
         for key, value in saved.items():
-            mine = group.get(key)
+            mine = group.pop(key, None)
             group[key] = _in_place(value, mine) if isinstance(value, torch.Tensor) else objects.read(value, mine)
     received, kept = tree["state"], state_of(optimizer)
     for index, parameter in enumerate(parameters):
@@ -59,7 +62,8 @@ def adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) ->
         for key in [key for key in own if key not in received[index]]:
             del own[key]
         for key, value in received[index].items():
-            own[key] = _placed(objects.read(value, own.get(key)), own.get(key), parameter)
+            mine = own.pop(key, None)
+            own[key] = _placed(objects.read(value, mine), mine, parameter)
     for parameter in resting_of(optimizer, kept, slots.by_id).values():
         del kept[parameter]
     for name, values in tree.get("resting", {}).items():
