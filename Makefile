@@ -53,8 +53,9 @@ test-device-all: setup ## the same with the long matrix: every way to train, eve
 test-clusters: $(VENV)/.ray $(VENV)/.kubernetes ## jobs on a real Ray, a real Slurm and an emulated Kubernetes; as root, with slurmctld, slurmd, munge, iproute2
 	$(BIN)/python -m pytest -m clusters -rs tests/clusters
 
-test-integrations: $(VENV)/.huggingface $(VENV)/.lightning test-torchtitan ## the tests of integrations that need other packages; installs these
+test-integrations: $(VENV)/.huggingface $(VENV)/.lightning ## the tests of integrations that need other packages; installs these
 	$(BIN)/python -m pytest tests/integrations
+	$(MAKE) test-torchtitan
 
 test-torchtitan: $(TITAN)/.setup ## of these, the ones of torchtitan, with torch 2.14, in an environment of their own
 	$(TITAN)/bin/python -m pytest tests/integrations/test_torchtitan.py
