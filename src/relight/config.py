@@ -29,7 +29,7 @@ from relight.errors import UsageError
 from relight.flags import read_setting, read_settings
 from relight.server.records.claim import Claim, remove_unused
 from relight.server.records.earlier import keep_aside
-from relight.server.supply.choose import SLURM, TOKEN_FILE
+from relight.server.supply.choose import RAY, SLURM, TOKEN_FILE
 from relight.wire.connection.loopback import IPV4, find_loopback, hand_down
 from relight.wire.connection.tls import FLAGS, VARIABLES, Tls, TlsFiles, prove_certificate
 from relight.wire.settings import JobSettings, host_address
@@ -214,6 +214,8 @@ def check_supplier(supplier: str, endpoint: tuple[str, int] | None) -> None:
         raise UsageError(
             "--supplier: hosts that are ordered must reach this one; give --rdzv-endpoint HOST:PORT and --token-file"
         )
+    if supplier == RAY and importlib.util.find_spec("ray") is None:
+        raise UsageError("--supplier ray: Ray is not installed on this host; pip install 'relight[ray]'")
     if supplier == SLURM and shutil.which("sbatch") is None:
         raise UsageError("--supplier slurm: there is no sbatch on the PATH of this host")
 

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -201,6 +202,23 @@ def test_a_node_is_lost_and_another_one_joins(
     assert report.controller_restarts == int(rank == 0)
 
 
+def test_a_keeper_that_is_killed_does_not_end_the_job(
+    start: Callable[..., RayJob], tmp_path: Path, reference: Outcome
+) -> None:
+    """All that was started on the node with the controller is gone, and the actor lives."""
+    job = start(tmp_path)
+    job.until_it_trains()
+    (keeper,) = [child for child in job.keepers()["0"].children() if "ray_keeper" in " ".join(child.cmdline())]
+    began = time.monotonic()
+    keeper.kill()
+    job.wait_until(lambda: "recovered in" in job.output(), "the job trains on")
+    print(f"keeper killed: training again after {time.monotonic() - began:.1f} s, load {os.getloadavg()[0]:.1f}")
+    job.wait_until(lambda: "ray-1 joined" in job.output(), "the node has joined again")
+    report = job.finish(reference)
+    assert report.controller_restarts == 1
+    assert [failure.rank for failure in report.failures if failure.rank >= 0] == [0]
+
+
 def test_ctrl_c_leaves_nothing(start: Callable[..., RayJob], tmp_path: Path) -> None:
     job = start(tmp_path)
     job.until_it_trains()
@@ -219,6 +237,44 @@ def test_a_driver_that_is_killed_leaves_nothing(start: Callable[..., RayJob], tm
     processes = job.processes()
     job.driver.kill()
     job.check_nothing_is_left(processes)
+
+
+def test_a_host_is_ordered_of_ray_and_given_back(nodes: Nodes, tmp_path: Path) -> None:
+    """The job runs beside Ray; its machine has a name of its own, since here all nodes of Ray are one machine."""
+    token, hold, errors = tmp_path / "token", tmp_path / "go", tmp_path / "err"
+    token.write_text("a secret of this test's hosts")
+    token.chmod(0o600)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    flags = ("--rdzv-endpoint", endpoint, "--token-file", str(token), "--run-dir", str(tmp_path / "run"))
+    supply = ("--supplier", "ray", "--supply-spares", "1", "--standby", "1", "--oversubscribe", "--preload", "torch")
+    program = (str(PROGRAMS / "train.py"), "--steps", "20", "--hold-at", "10", "--hold", str(hold))
+    environment = {**plain_environment(), "RAY_ADDRESS": nodes.cluster.address, "RELIGHT_MACHINE": "beside-ray"}
+    with errors.open("wb") as out:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "relight", "run", "--nnodes", "1", *flags, *supply, *program],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=out,
+        )
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while "ordered-1 joined" not in errors.read_text():
+            assert job.poll() is None, errors.read_text()
+            assert time.monotonic() < deadline, errors.read_text()
+            time.sleep(0.1)
+        hold.touch()
+        assert job.wait(DEADLINE_SECONDS) == 0, errors.read_text()
+    finally:
+        job.kill()
+        job.wait(10.0)
+    look = (
+        "import ray\nray.init(address='auto', log_to_driver=False)\n"
+        "print(*(actor['name'] for actor in ray.util.list_named_actors(all_namespaces=True)))"
+    )
+    left = subprocess.run([sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True)
+    assert "relight-run-ordered" not in left.stdout
 
 
 def test_a_script_that_raises_is_told(start: Callable[..., RayJob], tmp_path: Path) -> None:

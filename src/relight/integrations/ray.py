@@ -89,7 +89,9 @@ def run(
     `num_cpus` and `num_gpus`. `flags` are further ones of `relight run`. `run_dir` must lie on storage that all nodes
     share. Raises UsageError for what cannot be started, RunFailed for a job that does not finish.
     """
-    ray = _import_ray()
+    ray = import_ray()
+    if not ray.is_initialized():
+        raise UsageError("Ray is not initialised: call ray.init(address='auto') first")
     if nodes < 1 or spare_nodes < 0 or nproc_per_node < 1 or num_cpus <= 0 or num_gpus < 0:
         raise UsageError("relight on Ray needs nodes >= 1, spare_nodes >= 0, nproc_per_node >= 1 and num_cpus > 0")
     if not Path(script).is_file():
@@ -104,8 +106,8 @@ def run(
         job.remove()
 
 
-def _import_ray() -> Any:
-    """Return the module, if it is one that was tried and is connected to a cluster. Raises UsageError."""
+def import_ray() -> Any:
+    """Return the module, if it is one that was tried, and this is no client of a cluster. Raises UsageError."""
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
@@ -120,8 +122,6 @@ def _import_ray() -> Any:
             "this is a client of Ray (ray://): submit the script that calls relight with `ray job submit`, so that it "
             "runs inside the cluster"
         )
-    if not ray.is_initialized():
-        raise UsageError("Ray is not initialised: call ray.init(address='auto') first")
     return ray
 
 
@@ -146,7 +146,7 @@ def _place(ray: Any, shape: Shape, seconds: float) -> Any:
     raise UsageError(f"Ray did not have {wanted} free within {seconds:g} s; its nodes have, in use or free: {here}")
 
 
-class _Host:
+class Host:
     """An actor on one host, which has a process of `relight` or none."""
 
     def __init__(self, token: str, command: tuple[str, ...] | None = None, port: int = 0) -> None:
@@ -199,7 +199,7 @@ class _Job:
 
         self._ray, self._group, self._shape, self._run_dir = ray, group, shape, run_dir
         self._token = secrets.token_hex(32)
-        self._actor = ray.remote(_Host)
+        self._actor = ray.remote(Host)
         self._hosts = [
             self._actor.options(
                 num_cpus=shape.num_cpus,
@@ -246,7 +246,7 @@ class _Job:
                 str(shape.spare_nodes),
             )
             where = ("--rdzv-endpoint", f"{bracketed(address)}:{port}", "--run-dir", str(self._run_dir))
-            size = ("--nproc-per-node", str(shape.nproc_per_node))
+            size = ("--nproc-per-node", str(shape.nproc_per_node), "--controller-moves")
             command = ("run", *place, *where, *size, *shape.flags, *script)
             get(host.start.remote(command, os.getcwd()), timeout=START_SECONDS)
 
@@ -275,17 +275,17 @@ class _Job:
             if actor is self._hosts[0] and actor is self._chief:
                 self._move_controller()
             return None
+        is_empty = not started or status == _KILLED  # Ray has started the actor again, or its process was killed
         if actor is self._chief:
-            if actor in self._hosts and (not started or status == _KILLED):
-                self._move_controller()
-            else:
+            if not is_empty or (not started and actor not in self._hosts):
                 return status
-        if not started and actor in self._hosts:
+            self._move_controller()
+        if is_empty and actor in self._hosts:
             self._start_agent(actor)
         return None
 
     def _start_agent(self, actor: Any) -> None:
-        """Let the node join on which Ray has started a lost actor again."""
+        """Let a node join on which Ray has started a lost actor again, or on which all was killed."""
         self._agents += 1
         address, port = read_address(self._run_dir) or self._endpoint
         command = ("agent", "--controller", f"{bracketed(address)}:{port}", "--name", f"ray-{self._agents}")

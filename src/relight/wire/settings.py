@@ -55,12 +55,13 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Option(
             SUPPLY,
-            "replace lost hosts by new ones: 'slurm' submits `relight agent` as a job of one node; anything else is a "
-            "command for the shell, which finds in its environment RELIGHT_ACTION (order or cancel), RELIGHT_ORDER, "
+            "replace lost hosts by new ones: 'slurm' submits `relight agent` as a job of one node, 'ray' starts it in "
+            "an actor with one CPU (python -m relight.integrations.ray_order --num-gpus N has more); anything else is "
+            "a command for the shell, which finds in its environment RELIGHT_ACTION (order or cancel), RELIGHT_ORDER, "
             "RELIGHT_CONTROLLER, RELIGHT_TOKEN_FILE and RELIGHT_EXCLUDE. To order, it starts `relight agent "
             "--controller $RELIGHT_CONTROLLER --name $RELIGHT_ORDER` on another host and prints one line, a word of "
             "its own for the order, which it finds in RELIGHT_ORDER_ID to cancel",
-            metavar="slurm|COMMAND",
+            metavar="slurm|ray|COMMAND",
             unset="none, the job gets along with the hosts that it has",
         ),
     ] = ""

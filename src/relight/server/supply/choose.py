@@ -1,6 +1,8 @@
 """The supplier of a job, by its settings."""
 
 import os
+import shlex
+import sys
 
 from relight.server.supply.backend import Backend, CommandBackend, Job
 from relight.server.supply.slurm import SlurmBackend
@@ -9,6 +11,8 @@ from relight.wire.connection.address import bracketed
 from relight.wire.settings import JobSettings
 
 SLURM = "slurm"
+RAY = "ray"
+_RAY_ORDER = (sys.executable, "-P", "-m", "relight.integrations.ray_order")
 TOKEN_FILE = "RELIGHT_TOKEN_FILE"
 
 
@@ -23,7 +27,8 @@ def make_supplier(settings: JobSettings, report: Report) -> Supplier | None:
         controller=f"{host}:{settings.controller_port}",
         token_file=os.environ.get(TOKEN_FILE, ""),
     )
-    backend: Backend = CommandBackend(settings.supplier, job)
+    command = shlex.join(_RAY_ORDER) if settings.supplier == RAY else settings.supplier
+    backend: Backend = CommandBackend(command, job)
     if settings.supplier == SLURM:
         backend = SlurmBackend(job, os.environ)
     return Supplier(backend, report)
