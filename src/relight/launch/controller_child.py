@@ -90,7 +90,8 @@ class ControllerChild:
         if self._hands_over:
             return None
         if controller.status == SUPERSEDED and self._progress.has_started:
-            self._screen.say("the job has another controller; this host continues with that one", "warning")
+            said = "the job has another controller; this host continues with that one"
+            self._screen.say("this host looks for the job's next controller" if self._always else said, "warning")
             self.superseded = True
             return None
         if controller.status is None or (controller.status > 0 and not self._progress.has_started):
