@@ -62,11 +62,11 @@ LEFT_OUT = {
     },
     "Worker": {
         "rank": "names do not matter",
-        **dict.fromkeys(("until", "cap", "last", "wind_down_in"), "the same throughout a search"),
+        **dict.fromkeys(("until", "cap", "last", "left", "wind_down_in"), "the same throughout a search"),
         **dict.fromkeys(("history", "was_there"), "of fallback tiers, which do not occur"),
         **dict.fromkeys(("agreed", "sound"), "of corrupted memory, which does not occur"),
         "has_failed": "of scripts that raise, which do not occur",
-        **dict.fromkeys(("attempt", "begun_before", "commits", "wrote"), "an account for people"),
+        **dict.fromkeys(("attempt", "begun_before", "commits", "torn_by", "wrote"), "an account for people"),
         "lineage": "follows from the state",
     },
     "Page": {
