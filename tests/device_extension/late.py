@@ -3,6 +3,7 @@
 import contextlib
 import importlib.machinery
 import importlib.util
+import struct
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils import backend_registration
 from tests.device_extension.build import LIBRARY, is_built
 
 NAME = "late"
+_EXPORTED = struct.Struct("=iiQQ")  # process, descriptor, first byte, bytes
 
 
 def _load() -> Any:
@@ -63,6 +65,8 @@ def _register() -> None:
     module.get_rng_state = lambda device=None: native.random_state(_index(device))
     module.set_rng_state = lambda state, device=None: native.set_random_state(_index(device), state)
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    module.export_memory = lambda tensor: _EXPORTED.pack(*native.export_memory(tensor))
+    module.import_memory = lambda handle, device: native.import_memory(_EXPORTED.unpack(handle), _index(device))
     module.Stream, module.Event = torch.Stream, torch.Event
     module.current_stream, module.set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
     module.stream = _on_stream

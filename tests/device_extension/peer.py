@@ -1,9 +1,11 @@
 """Another process that works on exported memory of the late device."""
 
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
+import relight
 from tests.device_extension import late
 
 
@@ -15,3 +17,15 @@ def add_one(connection: Connection) -> None:
         values.add_(1.0)
         torch.accelerator.synchronize(0)
         connection.send((before[0].item(), late.native.races()))
+
+
+def serve(connection: Connection, place: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Be an engine on the device. For each version that comes, send the values that it answers with, and the races."""
+    live = {name: torch.zeros(shape, device="late") for name, shape in shapes.items()}
+    notices: list[str] = []
+    with relight.Receiver(place, model=live, on_notice=notices.append) as receiver:
+        while (version := connection.recv()) is not None:
+            arrived = receiver.wait_for(version, 60.0)
+            with receiver.serving():
+                held = {name: tensor.cpu() for name, tensor in live.items()}
+            connection.send((arrived, held, late.native.races(), notices))

@@ -22,7 +22,9 @@ from tests.transfer.hosts import blank, elsewhere, make_client, make_server, mak
 pytestmark = pytest.mark.late
 late = pytest.importorskip("tests.device_extension.late", reason="not built: make test-device", exc_type=ImportError)
 
-from relight.transfer.io.buffers import Buffer  # noqa: E402 - the device is chosen once, when it is there
+from relight.integrations import weight_stream  # noqa: E402 - the device is chosen once, when it is there
+from relight.integrations.weight_stream import entry_of, send_stream  # noqa: E402
+from relight.transfer.io.buffers import Buffer  # noqa: E402
 from relight.transfer.plan.division import ShardSpec, parts_of  # noqa: E402
 from relight.transfer.plan.manifest import Entry, make_manifest  # noqa: E402
 from relight.transfer.plan.plan import plan_buckets  # noqa: E402
@@ -185,6 +187,28 @@ def publish(number: int, *, divided: bool) -> bool:
         return bool((live["b"] == number + 2).all())
 
 
+def stream(number: int) -> bool:
+    """Send weights that are made one by one, on a stream of the script's own."""
+    live = {"a": torch.zeros(SIZE), "b": torch.zeros(SIZE)}
+    own = torch.Stream("late")
+
+    def made() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in live:
+            with own:
+                tensor = computed(number + 1.0)
+            yield name, tensor
+
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        publisher = stack.enter_context(relight.Publisher(place, bucket_bytes=2**14))
+        engine = stack.enter_context(relight.Receiver(place, model=live))
+        assert publisher.wait_for_engines(1, SECONDS)
+        entries = [entry_of(name, torch.float32, (SIZE,)) for name in live]
+        send_stream(publisher, entries, made(), version=1)
+        assert engine.wait_for(1, SECONDS)
+        return all(bool((tensor == number + 1.0).all()) for tensor in live.values())
+
+
 def replace(module: object, name: str, value: object) -> Plant:
     return lambda patch: patch.setattr(module, name, value)
 
@@ -237,12 +261,13 @@ BUGS: dict[str, tuple[Callable[[int], bool], Plant]] = {
     "memory is written while it is still used": (load, replace(moving, "settle", NOTHING)),
     "a buffer is given back while it is read": (load, replace(CopyStreams, "mark", NO_EVENTS)),
     "weights are used before they have come": (use, replace(CopyStreams, "mark", NO_EVENTS)),
+    "weights are given away before they are computed": (stream, replace(weight_stream, "settle", NOTHING)),
     "weights change under requests": (stage, leave_out(1)),
     "requests see weights that have not come yet": (stage, leave_out(2)),
 }
 
 
-@pytest.mark.parametrize("work", [lift, break_off, load, use, stage])
+@pytest.mark.parametrize("work", [lift, break_off, load, use, stage, stream])
 def test_values_are_right_in_every_order(work: Callable[[int], bool]) -> None:
     assert all(work(number) for number in ROUNDS)
 

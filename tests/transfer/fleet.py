@@ -87,6 +87,7 @@ class Faulty:
     def __init__(self, target: Target) -> None:
         self.wants, self.in_place = target.wants, target.in_place
         self.needs_buffers = target.needs_buffers
+        self.import_buffers, self.load_on_device = target.import_buffers, target.load_on_device
         self.fault: Fault | None = None
         self._target = target
         self._done = 0

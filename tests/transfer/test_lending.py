@@ -71,10 +71,11 @@ def test_the_source_copies_nothing(fleet: Fleet) -> None:
 
 
 def test_the_way_and_its_reason() -> None:
-    assert choose_way("", {"a": "", "b": ""}).way is Way.LENT
-    assert choose_way("it lies on a device", {"a": ""}) == (Way.COPIED, "it lies on a device")
-    assert choose_way("", {"b": "no", "a": ""}) == (Way.COPIED, "b: no")
-    assert choose_way("", {"b": "no", "a": "never", "c": "no"}) == (Way.COPIED, "a: never, and 2 more")
+    for way in (Way.LENT, Way.ON_DEVICE):
+        assert choose_way(way, "", {"a": "", "b": ""}).way is way
+        assert choose_way(way, "", {"b": "no", "a": ""}) == (Way.COPIED, "b: no")
+        assert choose_way(way, "", {"b": "no", "a": "never", "c": "no"}) == (Way.COPIED, "a: never, and 2 more")
+    assert choose_way(Way.COPIED, "it is a file", {"a": ""}) == (Way.COPIED, "it is a file")
 
 
 def test_one_source_lends_again_and_again(fleet: Fleet) -> None:

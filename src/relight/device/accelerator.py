@@ -76,6 +76,26 @@ class Accelerator(abc.ABC):
         None: it could not be registered. Copies are then slower, and the host waits for them.
         """
 
+    def identity(self, device: torch.device) -> str:
+        """Return a name that the device has in every process of this host."""
+        return str(device)
+
+    def export(self, tensor: torch.Tensor) -> bytes | None:
+        """Return a handle by which other processes of this host find a contiguous tensor's memory, while it lives.
+
+        It orders nothing between the processes: each waits for its device, and then tells the other. None: this kind
+        of device, or its driver, exports nothing.
+        """
+        del tensor
+        return None
+
+    def import_memory(self, handle: bytes, device: torch.device) -> torch.Tensor:
+        """Return memory that another process has exported, as bytes of `device`, which is the same one.
+
+        Raises RuntimeError: the process is gone, or the driver refuses.
+        """
+        raise RuntimeError(f"{self.type} imports no memory: {len(handle)} bytes for {device}")
+
     @abc.abstractmethod
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
         """Form the device's own collectives with the other ranks. Blocks until formed, where the device does so."""

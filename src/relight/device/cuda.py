@@ -7,12 +7,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from relight.device.accelerator import Accelerator, DeviceBackend
-from relight.device.torch_private import PrefixStore, Store, set_timeout
+from relight.device.torch_private import PrefixStore, Store, export_storage, import_storage, set_timeout
 
 _PORTABLE = 1  # cudaHostRegisterPortable: for every device that this process uses
 
@@ -77,6 +78,18 @@ class Cuda(Accelerator):
                 runtime.cudaHostUnregister(address)
 
         return unpin
+
+    def identity(self, device: torch.device) -> str:
+        return str(torch.cuda.get_device_properties(device).uuid)  # numbers depend on CUDA_VISIBLE_DEVICES
+
+    def export(self, tensor: torch.Tensor) -> bytes | None:
+        start = tensor.storage_offset() * tensor.element_size()
+        return msgspec.msgpack.encode((export_storage(tensor.untyped_storage()), start, tensor.nbytes))
+
+    def import_memory(self, handle: bytes, device: torch.device) -> torch.Tensor:
+        exported, start, nbytes = msgspec.msgpack.decode(handle)
+        values = torch.empty(0, dtype=torch.uint8, device=device)
+        return values.set_(import_storage(values.get_device(), exported), start, (nbytes,), (1,))
 
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
         # Without this, torch ends a process whose peer is gone; who is replaced is for the controller to decide.

@@ -2,7 +2,9 @@
 
 Tests run it with a device of their own (tests/device_extension). Ascend NPUs with HCCL and XPUs with XCCL go this way,
 and have not been tried. Host memory is registered if the device's module has `host_register(address, nbytes)` and
-`host_unregister(address)`; without them copies between buffers and the device are slower than they could be.
+`host_unregister(address)`; without them copies between buffers and the device are slower than they could be. Memory is
+exported to other processes if it has `export_memory(tensor)`, which returns bytes, and `import_memory(handle, device)`,
+which returns a tensor of bytes.
 """
 
 import contextlib
@@ -69,6 +71,14 @@ class Generic(Accelerator):
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         register(address, len(view))
         return functools.partial(self._module.host_unregister, address)
+
+    def export(self, tensor: torch.Tensor) -> bytes | None:
+        export = getattr(self._module, "export_memory", None)
+        return None if export is None else export(tensor)
+
+    def import_memory(self, handle: bytes, device: torch.device) -> torch.Tensor:
+        import_memory = getattr(self._module, "import_memory", None)
+        return super().import_memory(handle, device) if import_memory is None else import_memory(handle, device)
 
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
         name = self.backend_name

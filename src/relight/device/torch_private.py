@@ -7,7 +7,25 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, Store
 
-__all__ = ["Backend", "PrefixStore", "Store", "make_registered_backend", "set_timeout"]
+__all__ = [
+    "Backend",
+    "PrefixStore",
+    "Store",
+    "export_storage",
+    "import_storage",
+    "make_registered_backend",
+    "set_timeout",
+]
+
+
+def export_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    """Return what another process needs to open a storage in the memory of an NVIDIA or AMD device."""
+    return storage._share_cuda_()  # type: ignore[no-any-return]
+
+
+def import_storage(device: int, exported: tuple[Any, ...]) -> torch.UntypedStorage:
+    """Open a storage of another process, on this process's device of that number."""
+    return torch.UntypedStorage._new_shared_cuda(device, *exported[1:])
 
 
 def set_timeout(options: Any, timeout: timedelta) -> None:

@@ -12,6 +12,8 @@ from relight.transfer.io.codec import local_part
 from relight.transfer.plan.division import ShardSpec, parts_of
 from relight.transfer.plan.manifest import Entry, Part, make_manifest
 from relight.transfer.publish.source import Source
+from relight.transfer.tensors.device import is_on_device
+from relight.transfer.tensors.device_buffers import DeviceBuffers, SourceOnDevice
 from relight.transfer.tensors.lent_weights import LentWeights
 from relight.transfer.tensors.weights import PartSource, TensorSource, own_tensors
 
@@ -27,6 +29,7 @@ class Weights:
         self._names = names
         self._rename = rename or (lambda _, name: name)
         self._lent: LentWeights | None = None
+        self._device_buffers: DeviceBuffers | None = None
         modules = [state.modules[name] for name in names]
         self._parameters = {id(parameter) for module in modules for parameter in module.parameters()}
         self._stages = state.pipelines.stages_in(modules)
@@ -49,7 +52,15 @@ class Weights:
             assert self._lent is not None
             return self._lent
         named = tensors.items()
-        source = TensorSource({n: t.detach() if id(t) in self._parameters else t.detach().clone() for n, t in named})
+        own = {n: t.detach() if id(t) in self._parameters else t.detach().clone() for n, t in named}
+        devices = {tensor.device for tensor in own.values()}
+        if len(devices) == 1 and is_on_device(own.values()):
+            try:
+                self._device_buffers = self._device_buffers or DeviceBuffers(devices.pop())
+                return SourceOnDevice(own, self._device_buffers)
+            except TransferError as error:
+                why = str(error)
+        source = TensorSource(own)
         source.unlendable = why
         return source
 

@@ -80,7 +80,7 @@ class EngineSession:
 
     def _begin(self, begin: msg.Begin) -> None:
         self._break_off("another update began")
-        unable = self._borrow(begin)
+        unable = self._target.import_buffers(begin.device, begin.handles) if begin.device else self._borrow(begin)
         why = self._objection(begin)
         if not why:
             try:
@@ -101,7 +101,7 @@ class EngineSession:
         if not begin.lent_bytes or len(descriptors) != 1:
             for descriptor in descriptors:
                 os.close(descriptor)
-            return self._target.needs_buffers or "no memory came to be read"
+            return self._target.needs_buffers or "nothing came to be read"
         self._offsets, needed = offsets_of(begin.manifest)
         known = self._borrowed
         if known is not None and (known.number, known.nbytes) == (number_of(descriptors[0]), begin.lent_bytes):
@@ -143,7 +143,7 @@ class EngineSession:
         started_ns = time.monotonic_ns()
         bucket = self._buckets[order.bucket]
         try:
-            intact = self._target.load(bucket, self._view_of(bucket, order)) == order.digest
+            intact = self._arrives(bucket, order)
             if intact and self._target.in_place and self._served.is_admitting:
                 self._begin_in_place(begun)
             if intact:
@@ -154,9 +154,15 @@ class EngineSession:
         seconds = (time.monotonic_ns() - started_ns) / 1e9
         self._channel.send(msg.BucketLoaded(update=begun.update, bucket=order.bucket, intact=intact, seconds=seconds))
 
+    def _arrives(self, bucket: Bucket, order: msg.LoadBucket) -> bool:
+        """Load a bucket; return whether it has the digest of its source."""
+        if order.is_elsewhere and self._begun is not None and self._begun.device:
+            return self._target.load_on_device(bucket, order.buffer) == order.digest
+        return self._target.load(bucket, self._view_of(bucket, order)) == order.digest
+
     def _view_of(self, bucket: Bucket, order: msg.LoadBucket) -> memoryview:
-        """Return the memory in which the bucket lies."""
-        if not order.is_lent:
+        """Return the host memory in which the bucket lies."""
+        if not order.is_elsewhere:
             return self._buffers[order.buffer].view
         if self._borrowed is None:
             raise TransferError("a bucket is lent, and its memory is not mapped")

@@ -55,13 +55,15 @@ class Begin(_Message, frozen=True, kw_only=True):
     manifest: Manifest
     patience_seconds: float = 0.0  # no order for so long: the publisher is frozen; 0: it may wait for its owner
     lent_bytes: int = 0  # of shared memory that has all weights, laid out as buckets end to end; 0: none is lent
+    device: str = ""  # the one whose memory has the buffers; empty: none has
+    handles: tuple[bytes, ...] = ()  # of these buffers
 
 
 class Ready(_Message, frozen=True, kw_only=True):
     """The engine (or source) takes part."""
 
     update: int
-    unable: str = "it uses buffers only"  # why it cannot read what is lent; empty: it can
+    unable: str = "it uses shared buffers only"  # why it cannot take what Begin offers besides; empty: it can
 
 
 class Refuse(_Message, frozen=True, kw_only=True):
@@ -95,7 +97,7 @@ class LoadBucket(_Message, frozen=True, kw_only=True):
     bucket: int
     buffer: int
     digest: int
-    is_lent: bool = False  # it is in the memory that came with Begin, not in the buffer
+    is_elsewhere: bool = False  # it is in the memory that Begin offers, not in the shared buffer
 
 
 class BucketLoaded(_Message, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ class Way(StrEnum):
 
     COPIED = "copied"  # the source copies each into a shared buffer, and engines copy it out of there
     LENT = "lent"  # engines copy each from where the source holds it; the source only digests it
+    ON_DEVICE = "on-device"  # as copied, but the buffer lies in the memory of the device that both work on
 
 
 class WayChoice(NamedTuple):
@@ -19,15 +20,22 @@ class WayChoice(NamedTuple):
     why: str
 
 
-def choose_way(unlendable: str, members: Mapping[str, str]) -> WayChoice:
-    """Lend if the publisher can, and every engine reads what it lends: one copy less. Otherwise copy.
+_REASONS = {
+    Way.LENT: "every engine reads the weights where they lie, so the source copies nothing",
+    Way.ON_DEVICE: "source and engines work on one device, so no byte leaves it",
+}
 
-    `unlendable`: why the publisher cannot; empty: it can. `members`: the same of each engine and of other sources.
+
+def choose_way(offered: Way, why_not: str, members: Mapping[str, str]) -> WayChoice:
+    """Take the way that the publisher offers if every engine can take it too. Otherwise copy through shared buffers.
+
+    `why_not`: why the publisher offers nothing better than that. `members`: why each engine or other source cannot take
+    what is offered; empty: it can.
     """
-    if unlendable:
-        return WayChoice(Way.COPIED, unlendable)
+    if offered is Way.COPIED:
+        return WayChoice(Way.COPIED, why_not)
     unable = [f"{name}: {why}" for name, why in sorted(members.items()) if why]
     if unable:
         others = f", and {len(unable) - 1} more" if len(unable) > 1 else ""
         return WayChoice(Way.COPIED, f"{unable[0]}{others}")
-    return WayChoice(Way.LENT, "every engine reads the weights where they lie, so the source copies nothing")
+    return WayChoice(offered, _REASONS[offered])

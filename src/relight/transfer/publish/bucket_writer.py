@@ -21,7 +21,7 @@ class BucketWriter:
         written: Callable[[Publication, Stage, int, bool], None],
         failed: Callable[[Publication, str], None],
     ) -> None:
-        """`written` is called with the stage and the digest of each bucket, and whether it is lent.
+        """`written` is called with the stage and the digest of each bucket, and whether it is elsewhere.
 
         `failed` is called with an error. Both on its thread.
         """
@@ -47,9 +47,9 @@ class BucketWriter:
                 continue
             start_ns = time.monotonic_ns()
             try:
-                digest, is_lent = publication.write(order.bucket, self._buffers[order.buffer].view)
+                digest, is_elsewhere = publication.write(order.bucket, order.buffer, self._buffers[order.buffer].view)
             except Exception as error:  # the update ends with a source's failure, not the publisher
                 self._failed(publication, f"{type(error).__name__}: {error}")
                 continue
             stage = Stage("broadcast", order.bucket, order.buffer, SELF, start_ns, time.monotonic_ns())
-            self._written(publication, stage, digest, is_lent)
+            self._written(publication, stage, digest, is_elsewhere)

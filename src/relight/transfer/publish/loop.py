@@ -134,8 +134,8 @@ class PublisherLoop:
     def _gone(self, member: Member, why: str) -> None:
         self.updates.gone(member, why)
 
-    def _written(self, publication: Publication, stage: Stage, digest: int, is_lent: bool) -> None:
-        self._mailbox.post(functools.partial(self.updates.written, publication, stage, digest, is_lent))
+    def _written(self, publication: Publication, stage: Stage, digest: int, is_elsewhere: bool) -> None:
+        self._mailbox.post(functools.partial(self.updates.written, publication, stage, digest, is_elsewhere))
 
     def _write_failed(self, publication: Publication, why: str) -> None:
         self._mailbox.post(functools.partial(self.updates.source_failed, publication, why))

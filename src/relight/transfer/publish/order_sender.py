@@ -23,7 +23,7 @@ class OrderSender:
         """Ask every member that the publication is for whether it takes part."""
         asked = [member for member in self._members if member.hello is not None and publication.asks(member)]
         begin = publication.begin_message(stall_seconds * (2 + len(asked)) if publication.confirmed else 0.0)
-        lent = [] if publication.lender is None else [publication.lender.memory.descriptor]
+        lent = publication.lent_memory()
         publication.awaited = {member.name for member in asked}
         for member in asked:
             member.offered = (publication.generation, publication.version)
@@ -46,7 +46,7 @@ class OrderSender:
                     bucket=order.bucket,
                     buffer=order.buffer,
                     digest=order.digest,
-                    is_lent=publication.lent.get(order.bucket, False),
+                    is_elsewhere=publication.elsewhere.get(order.bucket, False),
                 )
                 self._send(order.engine, "reload", order.bucket, load)
             case Commit():

@@ -14,7 +14,7 @@ from relight.transfer.plan.update import Timeouts, Update
 from relight.transfer.plan.way import Way, WayChoice, choose_way
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.members import Member
-from relight.transfer.publish.source import Lender, Source, unlendable_of
+from relight.transfer.publish.source import DeviceSource, Lender, Source, why_copied
 
 NOT_CHOSEN = WayChoice(Way.COPIED, "")
 
@@ -39,10 +39,10 @@ class Publication:
     confirmed: bool = True
     awaited: set[str] = field(default_factory=set)  # members that have yet to say whether they take part
     ready: set[str] = field(default_factory=set)  # members that do
-    unable: dict[str, str] = field(default_factory=dict)  # of these: why it cannot read what is lent
+    unable: dict[str, str] = field(default_factory=dict)  # of these: why it cannot take what is offered
     choice: WayChoice = NOT_CHOSEN
-    # Buckets that were written, and whether each is lent rather than in its buffer.
-    lent: dict[int, bool] = field(default_factory=dict)
+    # Buckets that were written, and whether each is elsewhere than in a shared buffer.
+    elsewhere: dict[int, bool] = field(default_factory=dict)
     ready_by: float = 0.0  # when awaited members are late, of CLOCK_MONOTONIC; 0: none was asked yet
     released: bool = False  # sources know that nothing more is read
     update: Update | None = None  # once every member has said whether it takes part
@@ -78,20 +78,26 @@ class Publication:
             bucket_bytes=self.bucket_bytes,
             manifest=self.manifest,
             patience_seconds=patience_seconds,
-            lent_bytes=0 if self.lender is None else self.lender.memory.nbytes,
+            lent_bytes=self.source.memory.nbytes if isinstance(self.source, Lender) else 0,
+            device=self.source.device if isinstance(self.source, DeviceSource) else "",
+            handles=self.source.handles if isinstance(self.source, DeviceSource) else (),
         )
 
-    @property
-    def lender(self) -> Lender | None:
-        """Return the source if it can lend."""
-        return self.source if isinstance(self.source, Lender) and not unlendable_of(self.source) else None
+    def lent_memory(self) -> list[int]:
+        """Return the descriptor of the memory that is lent, if any is."""
+        return [self.source.memory.descriptor] if isinstance(self.source, Lender) else []
 
     def create_update(self, members: Iterable[Member], timeouts: Timeouts) -> Update:
         """Begin to move buckets, with those of `members` that are ready."""
         taking_part = [member for member in members if member.name in self.ready]
         sources = [SELF, *sorted(member.name for member in taking_part if member.is_source)]
         engines = [member.name for member in taking_part if not member.is_source]
-        self.choice = choose_way(unlendable_of(self.source), {name: self.unable[name] for name in self.ready})
+        offered = Way.COPIED
+        if isinstance(self.source, Lender):
+            offered = Way.LENT
+        elif isinstance(self.source, DeviceSource):
+            offered = Way.ON_DEVICE
+        self.choice = choose_way(offered, why_copied(self.source), {name: self.unable[name] for name in self.ready})
         self.update = Update(
             make_schedule(self.form, devices=len(sources), buckets=len(self.buckets), from_host=True),
             sources,
@@ -102,14 +108,15 @@ class Publication:
         )
         return self.update
 
-    def write(self, bucket: int, view: memoryview) -> tuple[int, bool]:
-        """Lend a bucket, or else copy it into the buffer; return its digest, and whether it is lent.
+    def write(self, bucket: int, buffer: int, view: memoryview) -> tuple[int, bool]:
+        """Lend a bucket, or copy it into a buffer; return its digest, and whether it is elsewhere than in `view`.
 
-        A bucket that is to be written again is copied: an engine could not read it where it lies, or it has changed.
+        A lent one that is to be written again is copied: an engine could not read it where it lies, or it has changed.
         """
-        lender = self.lender if self.choice.way is Way.LENT and bucket not in self.lent else None
-        if lender is not None:
-            return lender.lend(self.buckets[bucket]), True
+        if self.choice.way is Way.LENT and bucket not in self.elsewhere and isinstance(self.source, Lender):
+            return self.source.lend(self.buckets[bucket]), True
+        if self.choice.way is Way.ON_DEVICE and isinstance(self.source, DeviceSource):
+            return self.source.place(self.buckets[bucket], buffer), True
         return self.source.fill(self.buckets[bucket], view), False
 
     def note_held(self, buckets: int) -> None:

@@ -50,8 +50,19 @@ class Lender(Source, Protocol):
         """
 
 
-def unlendable_of(source: Source) -> str:
-    """Return why engines cannot read what the source holds; empty: they can."""
+@runtime_checkable
+class DeviceSource(Source, Protocol):
+    """A source on a device that has buffers there as well, for engines on the same device."""
+
+    device: str  # its name on this host
+    handles: tuple[bytes, ...]  # by which other processes find the buffers
+
+    def place(self, bucket: Bucket, buffer: int) -> int:
+        """Write the bucket into a buffer on the device; return the digest that the device has computed."""
+
+
+def why_copied(source: Source) -> str:
+    """Return why a source has nothing better to offer than copies in shared buffers."""
     found: str = getattr(source, "unlendable", "the source makes each bucket when it is wanted")
     return found
 

@@ -271,11 +271,11 @@ class Updates:
             )
         self.gather()
 
-    def written(self, publication: Publication, stage: Stage, digest: int, is_lent: bool) -> None:
-        """The publisher's own writer has filled a bucket, or lent it."""
+    def written(self, publication: Publication, stage: Stage, digest: int, is_elsewhere: bool) -> None:
+        """The publisher's own writer has filled a shared buffer with a bucket or, elsewhere, lent or placed it."""
         if self.current is publication and publication.update is not None:
             publication.stages.append(stage)
-            publication.lent[stage.bucket] = is_lent
+            publication.elsewhere[stage.bucket] = is_elsewhere
             self._obey(publication, publication.update.written(SELF, stage.bucket, digest, time.monotonic()))
 
     def source_failed(self, publication: Publication, why: str) -> None:

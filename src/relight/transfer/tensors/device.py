@@ -119,12 +119,13 @@ class DeviceWriter:
         host = torch.frombuffer(bytes_here, dtype=torch.uint8)
         try:
             for piece in bucket.pieces:
-                self._store_piece(streams, piece, host[piece.offset : piece.offset + piece.nbytes])
+                self.store(streams, piece, host[piece.offset : piece.offset + piece.nbytes])
             return xxhash.xxh3_64_intdigest(bytes_here)
         finally:
             streams.mark()()
 
-    def _store_piece(self, streams: CopyStreams, piece: Piece, values: torch.Tensor) -> None:
+    def store(self, streams: CopyStreams, piece: Piece, values: torch.Tensor) -> None:
+        """Launch the copy of a piece to its place."""
         tensor = self._tensors[piece.tensor]
         with streams.on(tensor.device):
             if not piece.stride:

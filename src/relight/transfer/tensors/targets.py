@@ -8,10 +8,12 @@ from typing import Protocol
 
 import torch
 
+from relight.device.choose import accelerator_of
 from relight.errors import TransferError
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.tensors.device import is_on_device, settle
+from relight.transfer.tensors.device_buffers import ImportedBuffers
 from relight.transfer.tensors.device_staging import DeviceStaging
 from relight.transfer.tensors.staging import Staging
 from relight.transfer.tensors.weights import TensorWriter, allocate, describe
@@ -32,6 +34,12 @@ class Target(Protocol):
     def begin_update(self, manifest: Manifest) -> None:
         """An update begins. Raises TransferError or UsageError to refuse it; nothing of the engine has changed."""
 
+    def import_buffers(self, device: str, handles: Sequence[bytes]) -> str:
+        """Import buffers on a device of another process; return why that cannot be, empty if they are there."""
+
+    def load_on_device(self, bucket: Bucket, buffer: int) -> int:
+        """Take the bucket out of an imported buffer; returns the digest that the device has computed."""
+
     def load(self, bucket: Bucket, view: memoryview) -> int:
         """Take the bucket; returns the digest of what arrived."""
 
@@ -45,7 +53,18 @@ class Target(Protocol):
         """Forget what was loaded."""
 
 
-class _Staged:
+class _InHostMemory:
+    """Does without buffers on devices."""
+
+    def import_buffers(self, device: str, handles: Sequence[bytes]) -> str:
+        del handles
+        return f"it takes weights into host memory, and not on {device}"
+
+    def load_on_device(self, bucket: Bucket, buffer: int) -> int:
+        raise TransferError(f"bucket {bucket.index} came in buffer {buffer} of a device")
+
+
+class _Staged(_InHostMemory):
     """Loads into a second copy of the weights, which later updates use again."""
 
     in_place = False
@@ -93,6 +112,7 @@ class StagedTensors(_Staged):
             self.needs_buffers = "its weights lie on a device, which copies out of buffers by itself"
         distinct = {id(tensor): (name, tensor) for name, tensor in live.items()}  # tied: one under several names
         self._live = list(distinct.values())
+        self._imported: ImportedBuffers | None = None
         self._current: Staging | None = None  # whose memory is live
         self._following: Staging | None = None  # for the update after the first one, which keeps the first's memory
 
@@ -122,6 +142,23 @@ class StagedTensors(_Staged):
         settle(live for _, live in self._live)  # on whatever stream the next request runs
         self.prepare()  # a second copy after the first update: its memory is found while the engine works
         self._following = None
+
+    def import_buffers(self, device: str, handles: Sequence[bytes]) -> str:
+        places = {tensor.device for _, tensor in self._live}
+        place = places.pop()
+        if self._staged_like is None or places or accelerator_of(place).identity(place) != device:
+            return super().import_buffers(device, handles)
+        if self._imported is None or self._imported.handles != tuple(handles):
+            try:
+                self._imported = ImportedBuffers(handles, place)
+            except TransferError as error:
+                return str(error)
+        return ""
+
+    def load_on_device(self, bucket: Bucket, buffer: int) -> int:
+        if self._imported is None or not isinstance(self._staging, DeviceStaging):
+            return super().load_on_device(bucket, buffer)
+        return self._staging.load_on_device(bucket, self._imported.view(buffer, bucket))
 
     def _exchange(self, staging: Staging) -> None:
         """Give live tensors the staged ones' memory where that can be done without a copy.
@@ -178,7 +215,7 @@ class StagedCallback(_Staged):
         self._callback(self._staging.pairs())
 
 
-class InPlaceCallback:
+class InPlaceCallback(_InHostMemory):
     """No second copy: `load` gets each tensor once its last byte is verified.
 
     Only tensors whose bytes are still arriving are held here: those of one bucket, and one that spans several; if
