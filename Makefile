@@ -80,6 +80,7 @@ simulate-nightly: setup ## all planted bugs, every order of small jobs, and ten 
 	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with hosts,fallback
 	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with hosts,fallback,flips
 	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with writes
+	$(BIN)/python -m relight.sim --seconds 1800 --first $$(( $$(date +%s) * 100000 )) --with leaves
 
 fuzz: $(VENV)/.fuzz ## ten minutes of nonsense to a controller, guided by what it reaches
 	$(BIN)/python -m tests.wire.fuzz 600

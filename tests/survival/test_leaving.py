@@ -39,6 +39,16 @@ def test_two_of_three_ranks_leave(bench: Bench, place: str) -> None:
     check_survived(bench.run(training, faults=faults), bench.reference(training))
 
 
+def test_when_nobody_is_left_who_knows_the_bits_are_doubted(bench: Bench) -> None:
+    """Rank 1 finishes the step, and dies before its script runs the code that would leave the loop."""
+    faults = [f"kill rank 0 in BARRIER of step {LAST}", "kill rank 1 in RESUME of recovery 1"]
+    outcome = bench.run(leaving("break"), faults=faults, standbys=2)
+    assert outcome.status == 0, outcome.describe()
+    assert len(outcome.report.failures) == 2, outcome.describe()
+    assert outcome.report.final_version == STEPS + 5, outcome.describe()
+    assert any("every rank that has run the code after" in doubt.reason for doubt in outcome.report.doubts)
+
+
 def test_a_replacement_of_a_replacement(bench: Bench) -> None:
     """It leaves without having taken a step, as the one before it was about to."""
     training = leaving("break")

@@ -48,7 +48,7 @@ class Checker:
     ) -> None:
         self.workers = workers
         self.world_size = world_size
-        self.until = until
+        self.until = self.asked = until  # the version with which the job ends, and the one that it was started for
         self.pattern = pattern
         right = reference(world_size, until, pattern)
         self.states, self.privates = right.states, right.privates

@@ -60,7 +60,7 @@ def _check_completed(seen: "Checker", members: Sequence[SimulatedWorker]) -> Non
 
 def _check_report(seen: "Checker", report: JobReport, contents: Sequence[int]) -> None:
     """The report must say what happened. `contents`: by rank, which are right, but for flipped bits."""
-    if (report.final_version, report.until, report.error) != (seen.until, seen.until, ""):
+    if (report.final_version, report.until, report.error) != (seen.until, seen.asked, ""):
         raise Violation(f"I12: the report says version {report.final_version} of {report.until}: {report.error}")
     ranks = range(seen.world_size)
     keys = [part_key(rank, seen.parts) for rank in ranks]

@@ -76,7 +76,7 @@ WAITS = {
     State.RESTORED: "RESTORED",
     State.FAILED: "FAILED",
 }
-COLLECTIVES = frozenset("GRADIENT SECOND COMPARE BARRIER EXTRA".split())
+COLLECTIVES = frozenset("ASK GRADIENT SECOND COMPARE BARRIER EXTRA".split())
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
 # the store's in group.py, and OTHERS_SECONDS in checkpoint/writer.py.
 PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0, "SAVING": 120.0}

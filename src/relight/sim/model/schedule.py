@@ -55,7 +55,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 SAMPLE_SECONDS = 0.5  # between two samples of a host
 HOST_KINDS = ("host", "cut", "unheard", "join")
-KINDS = ("hosts", "supply", "fallback", "flips", "writes")  # that a search may be narrowed down to
+KINDS = ("hosts", "supply", "fallback", "flips", "writes", "leaves")  # that a search may be narrowed down to
 NETWORK_KINDS = ("silence", "blackhole", "agent", "asleep", "controller")
 
 
@@ -66,6 +66,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     world_size: int
     standbys: int = 0
     until: int = 3
+    leaves: int = 0  # the scripts leave their loops by themselves after so many steps; 0: they do not
     faults: tuple[ProcessFault, ...] = ()
     network: tuple[NetworkFault, ...] = ()
     slow_messages: float = 0.0  # part of the messages that take up to a second
@@ -104,7 +105,9 @@ def decode_schedule(text: str | bytes) -> Schedule:
 
 
 def schedule_of(seed: int, kinds: Collection[str]) -> Schedule:
-    """The random schedule of this seed, of these `KINDS`."""
+    """The random schedule of this seed, of these `KINDS`; "leaves" stands alone."""
+    if "leaves" in kinds:
+        return leaving_schedule(seed)
     return random_schedule(
         seed,
         hosts="hosts" in kinds or "supply" in kinds or None,
@@ -113,6 +116,18 @@ def schedule_of(seed: int, kinds: Collection[str]) -> Schedule:
         flips="flips" in kinds,
         writes="writes" in kinds or None,
     )
+
+
+def leaving_schedule(seed: int) -> Schedule:
+    """A random schedule on one host, of scripts that leave their loops with steps to go.
+
+    With so few faults that some rank lives which has run the code that decides on it; else no rank knows.
+    """
+    draw = random.Random(f"leaves? {seed}")
+    schedule = _on_one_host(seed, draw.choice((0, 1, 1, 1, 2)), (), ())
+    world_size = max(schedule.world_size, len(schedule.faults) + 2)
+    more = draw.choice((1, 2, 5))
+    return msgspec.structs.replace(schedule, world_size=world_size, leaves=schedule.until, until=schedule.until + more)
 
 
 def random_schedule(

@@ -141,6 +141,35 @@ def _on_gradient(worker: "Worker") -> None:
         writes.approach_barrier(worker)
 
 
+# --- scripts that leave their loops (training/worker/membership.py) ----------------------------------------------
+def _after_step(worker: "Worker") -> None:
+    """The code after the block may leave the loop. A replacement does not run it."""
+    if worker.world.leaves and worker.state.version == worker.world.leaves:
+        worker.machine.left = worker.state.version
+    worker.want_step()
+
+
+def want(worker: "Worker") -> None:
+    """Want a step. Before the first one after a recovery, ask whether others have left their loops."""
+    machine, world = worker.machine, worker.world
+    may_be_left = world.leaves > 0 and machine.may_be_left and not machine.closed and world.world_size > 1
+    if may_be_left and worker.asked_in != machine.generation:
+        worker.asked_in = machine.generation
+        writes.enter(worker, "ASK", int(machine.left is not None))
+    else:
+        worker.feed(happened.StepWanted())
+
+
+def _on_asked(worker: "Worker") -> None:
+    votes = writes.outcome(worker)
+    if votes is None:
+        worker.await_stop()
+        return
+    if any(votes.values()):
+        worker.machine.left = worker.state.version
+    worker.want_step()
+
+
 # --- the end ------------------------------------------------------------------------------------------------------
 def _report_done(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
     worker.page.step = worker.page.version = worker.state.version
@@ -217,7 +246,8 @@ POINTS: dict[str, Callable[["Worker"], None]] = {
     "RELEASED": _on_released,
     "EXITING": _exit(0),
     "RAISED": _exit(1),
-    "AFTER_STEP": lambda worker: worker.want_step(),
+    "AFTER_STEP": _after_step,
+    "ASK": _on_asked,
 }
 CARRY_OUTS: dict[type[act.Action], Callable[..., happened.Event | None]] = {
     **writes.CARRY_OUTS,

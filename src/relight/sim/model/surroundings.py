@@ -43,6 +43,7 @@ class Surroundings(Protocol):
 
     world_size: int
     until: int
+    leaves: int
     now: float
     several_hosts: bool
     derivable: bool

@@ -15,7 +15,7 @@ from relight.core.protocol import events as ev
 from relight.core.protocol.commands import WorkerCommand
 from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
-from relight.core.worker.events import CollectiveBroke, Event, Interrupted, StepWanted
+from relight.core.worker.events import CollectiveBroke, Event, Interrupted
 from relight.core.worker.worker import Worker
 from relight.sim.model import recovery, step
 from relight.sim.model.contents import FIRST_STATE, State
@@ -41,10 +41,9 @@ class SimulatedWorker:
 
     __slots__ = tuple(
         (
-            "alive awake content copying doubts frozen gradient group_generation hung knows last_report learner lower "
-            "machine meeting_generation name next_private offer operation page planned point private resume_on_thaw "
-            "staged stalled "
-            "state struck surprised ticket todo undo unread waits_on world"
+            "alive asked_in awake content copying doubts frozen gradient group_generation hung knows last_report "
+            "learner lower machine meeting_generation name next_private offer operation page planned point private "
+            "resume_on_thaw staged stalled state struck surprised ticket todo undo unread waits_on world"
         ).split()
     )
 
@@ -65,6 +64,7 @@ class SimulatedWorker:
         self.planned: Shape | None = None  # by what was learnt, of the step in flight
         self.knows = False  # it has been surprised, or has heard of a surprise: kept for the judge
         self.surprised = False  # more came after the barrier of the step in flight than the last write
+        self.asked_in = 0  # the generation in which it has asked whether others have left their loops
         self.group_generation = 0  # of the group it is attached to; 0: none
         self.operation = -1  # number of the collective it waits in
         self.staged = -1  # version that it publishes, and that engines hold back
@@ -162,7 +162,7 @@ class SimulatedWorker:
         """The loop asks for the next step."""
         if self.machine.closed:
             self.stamp(Phase.PARKED)
-        self.feed(StepWanted())
+        step.want(self)
 
     def poke(self) -> None:
         """Something changed: if the main thread can move on now, that is planned."""

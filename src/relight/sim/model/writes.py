@@ -44,7 +44,7 @@ def enter(worker: "Worker", kind: str, mine: int) -> bool:
     return True
 
 
-def _outcome(worker: "Worker") -> dict[int, int] | None:
+def outcome(worker: "Worker") -> dict[int, int] | None:
     """Everyone's contributions, or None if the collective broke."""
     operation = worker.world.group(worker.group_generation).operations.get(worker.operation)
     if operation is None or not operation.outcome[worker.rank]:
@@ -54,7 +54,7 @@ def _outcome(worker: "Worker") -> dict[int, int] | None:
 
 def take_gradient(worker: "Worker") -> bool:
     """False if the collective broke, or the generation was closed meanwhile."""
-    contributions = _outcome(worker)
+    contributions = outcome(worker)
     if contributions is None:
         worker.await_stop()
         return False
@@ -149,7 +149,7 @@ def approach_barrier(worker: "Worker") -> None:
 
 
 def _on_compared(worker: "Worker") -> None:
-    contents = _outcome(worker)
+    contents = outcome(worker)
     if contents is None:
         worker.await_stop()
     elif _differ(worker, [contents[rank] for rank in sorted(contents)]):
@@ -165,7 +165,7 @@ def _differ(worker: "Worker", contents: Sequence[int]) -> bool:
 
 
 def _report_difference(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
-    contents = _outcome(worker) or {}
+    contents = outcome(worker) or {}
     worker.world.send(
         worker,
         ev.StateDiffers(
@@ -199,7 +199,7 @@ def _enter_barrier(worker: "Worker", action: act.Action) -> None:  # noqa: ARG00
 
 
 def _on_barrier(worker: "Worker") -> None:
-    votes = _outcome(worker)
+    votes = outcome(worker)
     if votes is None:
         worker.await_stop()
         return

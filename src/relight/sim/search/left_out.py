@@ -56,6 +56,7 @@ LEFT_OUT = {
     "SimulatedWorker": {
         **dict.fromkeys(("name", "world", "ticket"), "names do not matter"),
         **dict.fromkeys(("resume_on_thaw", "stalled", "waits_on"), "of thawing and patience, which do not occur"),
+        "asked_in": "of scripts that leave their loops, which do not occur",
         "lower": "fallback tiers, which do not occur",
         **dict.fromkeys(("next_private", "content", "last_report"), "follows from the rest where it is read"),
         "machine": "described by its parts",

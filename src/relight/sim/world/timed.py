@@ -95,6 +95,8 @@ class SimulatedJob(World):
         )
         pattern = pattern_of(schedule.shapes, relearns=schedule.relearns, learns=schedule.learns)
         super().__init__(self.settings, schedule.until, parts.controller, parts.worker, pattern)
+        self.leaves = schedule.leaves
+        self.checker.until = schedule.leaves or schedule.until
         self.make_controller = parts.controller
         self.schedule = schedule
         self.several_hosts = schedule.nodes + schedule.spares > 1 or schedule.supplies

@@ -41,6 +41,7 @@ class World:
     several_hosts = False
     derivable = False  # a rank's private state follows from its number and the step
     parts = 1  # that the state is divided into
+    leaves = 0  # version with which the scripts leave their loops by themselves; 0: they do not
     buddy_every = checkpoint_every = 0  # steps; 0: there are no such tiers
     verify_every = 0  # steps from one comparison of the ranks' states to the next; 0: they are not compared
 

@@ -59,6 +59,11 @@ class Carried:
         """Carry these too: names as strings, as the loop's function sees them (`"h"`, `"self.mean"`), or objects."""
         self._search.declare(things, ignore)
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether the script may leave its loop early, as far as its code is known."""
+        return self._loop.may_leave
+
     # --- a step ------------------------------------------------------------------------------------------------
     def turn(self, frame: FrameType) -> str | None:
         """The loop asks for a step, from a frame that called this one.

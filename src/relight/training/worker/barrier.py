@@ -199,14 +199,17 @@ class Barrier:
             values.learn(own, world_size, slots, table)
             self._state.rank_values = values.describe()
 
-    def count_leaving(self, *, leaves: bool) -> int | None:
-        """How many ranks have left the loop, asked between two steps; None: a failure prevents the answer."""
-        sums = self._add_up(self._runtime, [1, self._worker.version, int(leaves)])
+    def count_leaving(self, *, leaves: bool, knows: bool) -> tuple[int, int] | None:
+        """How many ranks have left the loop, and how many know whether it is left here; asked between two steps.
+
+        None: a failure prevents the answer.
+        """
+        sums = self._add_up(self._runtime, [1, self._worker.version, int(leaves), int(knows)])
         if sums is None:
             return None
-        ranks, versions, leaving = sums
+        ranks, versions, leaving, knowing = sums
         self._refuse_other_steps(self._runtime, ranks, versions)
-        return leaving
+        return leaving, knowing
 
     def _complete_all_reduce(self, runtime: Runtime) -> happened.BarrierPassed | None:
         """One small all-reduce: it completes only once every rank has entered it, prepared. None: it broke."""

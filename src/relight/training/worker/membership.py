@@ -108,10 +108,18 @@ class Membership:
         if worker.closed or not worker.may_be_left or self._asked_in == runtime.generation or runtime.world_size == 1:
             return
         leaves = leaves or worker.left is not None
-        leaving = self._parts.barrier.count_leaving(leaves=leaves)
-        if leaving is None:
+        knows = leaves or self._went_on_after == worker.version
+        answer = self._parts.barrier.count_leaving(leaves=leaves, knows=knows)
+        if answer is None:
             return
         self._asked_in = runtime.generation
+        leaving, knowing = answer
+        was_begun = worker.version == 0 or worker.attempt > 0 or worker.version < worker.begun_before
+        if not knowing and not was_begun and self._parts.carried.may_leave:
+            runtime.notices.doubt(
+                f"every rank that has run the code after step {worker.version - 1} is lost. If the script would have "
+                "left its loop there, training went on nevertheless. Decide inside `with step`"
+            )
         if not leaving or leaves:
             return
         if self._went_on_after == worker.version:

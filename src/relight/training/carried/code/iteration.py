@@ -30,6 +30,11 @@ class Iteration:
     frames: int  # how many frames take part: 1 if `with step` stands in the function that holds the loop
     read_after: frozenset[str] = frozenset()  # names that the function with the loop reads after it
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether a turn may leave the loop, by `break` or `return`."""
+        return any(_leaves(statement) for piece in self.pieces for statement in piece.statements)
+
     def enters(self, node: ast.With | ast.AsyncWith) -> bool:
         """Whether a statement of the loop is `with step`; there may be several, one in each branch."""
         if node is self.block:
@@ -179,6 +184,18 @@ def _read_after(way: list[tuple[list[ast.stmt], int]]) -> frozenset[str]:
         for node in ast.walk(statement)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     )
+
+
+def _leaves(node: ast.AST) -> bool:
+    """Whether a statement may leave the loop that it stands in: not one of its own, or a function that it defines."""
+    if isinstance(node, (ast.Break, ast.Return)):
+        return True
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+        return False
+    inner = ast.walk(node) if isinstance(node, source.LOOPS) else ast.iter_child_nodes(node)
+    if isinstance(node, source.LOOPS):
+        return any(isinstance(each, ast.Return) for each in inner)
+    return any(map(_leaves, inner))
 
 
 def _spans(statement: ast.stmt, line: int) -> bool:

@@ -92,6 +92,11 @@ class Loop:
         """Whether code stands between the loop's head and `with step`; also if that is not known."""
         return self._iteration is None or self._iteration.computes_above
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether the code of a turn may leave the loop; also if it cannot be read."""
+        return self._iteration is None or self._iteration.may_leave
+
     def lasting(self, place: Place) -> Place:
         """Return the place as it is in the next turn: functions that are called anew get the same objects."""
         if not is_of_a_call(place, self._depth):
