@@ -185,7 +185,11 @@ class Launcher:
     async def _carry_on(self) -> None:
         """Run the job's controller here until the job is over, or another host has it."""
         assert self._succession is not None
-        settings, private_dir = self._succession.prepare()
+        try:
+            settings, private_dir = self._succession.prepare()
+        except OSError as error:
+            self._leave_to_others(f"no controller can be started here: {error}")
+            return
         try:
             self._controller = ControllerChild(
                 *(settings, private_dir, self._screen, self._progress, self._observer),
@@ -196,8 +200,15 @@ class Launcher:
             await self._keep_until_left(self._controller)
             if self._observer.ended is not None:
                 await self._await_children()
+            elif not self._controller.superseded and not self._agent_ended.is_set():
+                self._leave_to_others("no controller can be kept here")
         finally:
             remove_private_dir(private_dir)
+
+    def _leave_to_others(self, why: str) -> None:
+        """Take no further part in the Lease: other hosts may have more luck."""
+        self._succession = None
+        self._screen.say(f"{why}; that is left to other hosts", "warning")
 
     async def _keep_until_left(self, controller: ControllerChild) -> None:
         """Keep a controller here; if it can move, only until this host has left the job."""
