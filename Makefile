@@ -51,7 +51,7 @@ test-device-all: setup ## the same with the long matrix: every way to train, eve
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m late tests/device_extension
 
 test-clusters: $(VENV)/.ray $(VENV)/.kubernetes ## jobs on a real Ray, a real Slurm and an emulated Kubernetes; as root, with slurmctld, slurmd, munge, iproute2
-	$(BIN)/python -m pytest -m clusters -rs tests/clusters
+	$(BIN)/python -m pytest -m clusters -rs -s tests/clusters
 
 test-integrations: $(VENV)/.huggingface $(VENV)/.lightning ## the tests of integrations that need other packages; installs these
 	$(BIN)/python -m pytest tests/integrations
