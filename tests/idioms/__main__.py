@@ -2,8 +2,8 @@
 
     python -m tests.idioms [NAME ...] [--rounds R] [--seed S] [--record]
 
-For each script: its end without relight, undisturbed under relight, with kills in phases, and R times with kills at
-random times. `--record` writes the table into benchmarks/results/.
+For each script: its end without relight, undisturbed under relight, with kills in phases, in its first two steps, and R
+times with kills at random times. `--record` writes the table into benchmarks/results/.
 """
 
 import argparse
@@ -15,7 +15,15 @@ from pathlib import Path
 
 from tests.idioms import library, record
 from tests.idioms.record import Row, Trial
-from tests.idioms.trial import STRIKES, killed_at_random, killed_in_phases, phase_kills, undisturbed, without_relight
+from tests.idioms.trial import (
+    STRIKES,
+    early_kills,
+    killed_at_random,
+    killed_in_phases,
+    phase_kills,
+    undisturbed,
+    without_relight,
+)
 from tests.idioms.verdict import Ending, Verdict, digests_in, judge, sections, what_differs
 
 _MOST_ROUNDS = 20  # for --random-kills
@@ -67,6 +75,8 @@ def _disturbances(
     """The jobs of one script that are to be disturbed, given out one after the other."""
     if sentences:
         yield "phases", partial(killed_in_phases, row.name, sentences, options.keep)
+    if options.phases is None:
+        yield "early", partial(killed_in_phases, row.name, early_kills(row.name, options.seed), options.keep)
     for number in itertools.count():
         if number >= options.rounds and (number >= _MOST_ROUNDS or row.random_kills >= options.random_kills):
             return

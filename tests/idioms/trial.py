@@ -28,6 +28,8 @@ PHASES = (
     "kill rank {} between steps at step 9",
     "kill rank {} in AFTER_WRITE of step 10",
 )
+# In a job of its own: before the pattern of the steps is known, and before the check of a repeated step.
+EARLY = ("kill rank {} in BACKWARD of step 0", "kill rank {} in AFTER_WRITE of step 1")
 # Each step slows one rank down at one place: so a random moment lies in the steps of a job, also of its replacements.
 _SLOWED = ("FORWARD", "BACKWARD", "BEFORE_BARRIER", "BARRIER", "OPTIMIZER", "AFTER_WRITE")
 _SLOWED_STEPS = range(1, 20)
@@ -54,6 +56,12 @@ def phase_kills(name: str, seed: int, kills: int) -> list[str]:
     ranks = [(draw.randrange(3) + number) % ranks_of(name) for number in range(len(PHASES))]
     chosen = sorted(draw.sample(range(len(PHASES)), min(kills, len(PHASES))))
     return [PHASES[number].format(ranks[number]) for number in chosen]
+
+
+def early_kills(name: str, seed: int) -> list[str]:
+    """Two ranks that are killed in the first two steps."""
+    draw = random.Random(f"{name}/{seed}/early")
+    return [sentence.format(draw.randrange(ranks_of(name))) for sentence in EARLY]
 
 
 def without_relight(*names: str) -> str:
