@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -186,6 +186,9 @@ _SECONDS = st.floats(0, 300)
     st.integers(1, 8),
     st.lists(st.tuples(st.sampled_from([write, reload]), st.integers(-1, 8), _SECONDS, _SECONDS), max_size=30),
     st.sampled_from([38, 80]),
+)
+@example(  # a label that moved would leave no room for the last one
+    2, [(write, 1, 55.0, 0.0), (reload, 0, 55.0, 204.0), (reload, 0, 251.0, 75.0), (reload, 1, 82.0, 102.0)], 80
 )
 def test_whatever_was_measured_can_be_shown(
     buckets: int, stages: list[tuple[Callable[[int, float, float], Stage], int, float, float]], width: int

@@ -76,6 +76,7 @@ class Loop:
         self.kept: list[bytes] = []  # of each version, as it was kept last
         self.kept_early: dict[int, bytes] = {}  # the same, as it was kept before the last write of a step
         self.doubt: str | None = None
+        self.noticed: dict[str, int] = {}  # on the rank that a replacement copies from
         self.risks: list[str] | None = None  # at the beginning of each step, if they are asked for
 
     def hand_over(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -105,7 +106,7 @@ class Loop:
         if self.tree is not None:
             self.turn(-1)
             yield Step(self, 0, warmup=True, fails=False)
-            self.doubt = self.carried.adopt(self.tree)
+            self.doubt = self.carried.adopt(self.tree, self.noticed, self.begins_at)
         for number in range(self.begins_at, until):
             if number == self.fails_at:
                 self.turn(number)
@@ -125,10 +126,10 @@ class Loop:
         if self.risks is not None:
             self.risks.append(self.carried.risk())
         self.doubt = self.doubt or doubt
-        self.carried.remember()
+        self.carried.remember(max(number, 0))
 
     def enter(self, step: Step, frame: Any) -> None:
-        self.carried.enter(frame)
+        self.carried.enter(frame, step.number)
 
     def exit(self, step: Step, error: BaseException | None) -> bool:
         if step.warmup or isinstance(error, Interrupted):

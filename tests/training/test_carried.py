@@ -394,12 +394,29 @@ def test_says_what_a_replacement_may_lack() -> None:
     assert doubt.startswith("seen: changed after the last write")
 
 
-LATE = function(
-    "t, x = Trainer(), 0",
-    "x = x + b - t.mean\nlen(str(x)) and eval('t.note')(step.number)",
-    "x, t.mean",
-    setup=TRAINER + " def note(self, n):\n  if n >= 3:\n   self.mean = .9 * self.mean + 1\n",
-)
+def hidden(change: str) -> str:
+    """A script that changes an attribute from step 3 on, in a way that its code does not show."""
+    note = f" def note(self, n):\n  if n >= 3:\n   {change}\n"
+    return function(
+        "t, x = Trainer(), 0",
+        "x = x + b - t.mean - len(t.seen) - t.long[0]\nlen(str(x)) and eval('t.note')(step.number)",
+        "x, t.mean, t.seen, t.long",
+        setup=TRAINER + note,
+    ).replace("t, x = Trainer(), 0", "t, x = Trainer(), 0\n t.seen, t.long = [], [0] * 99")
+
+
+ATTRIBUTE, LONG = hidden("self.mean = .9 * self.mean + 1"), hidden("self.long[0] += 1")
+
+
+@pytest.mark.parametrize("source", [ATTRIBUTE, hidden("self.seen.append(self.mean)")], ids=["number", "list"])
+@pytest.mark.parametrize("step", range(2, 7))
+def test_an_attribute_that_changes_late_and_out_of_sight_is_carried(source: str, step: int) -> None:
+    undisturbed = Loop()
+    result = run(source, undisturbed)
+    assert run(source, Loop(fails_at=step)) == result
+    replacement = Loop(begins_at=step, tree=decode_tree(undisturbed.kept[step]))
+    assert run(source, replacement) == result
+    assert not replacement.doubt
 
 
 def test_doubts_what_changes_late_and_out_of_sight() -> None:
@@ -410,12 +427,27 @@ def test_doubts_what_changes_late_and_out_of_sight() -> None:
 
         strays: list[str] = []  # noqa: RUF012
 
-    run(LATE, Watched())
+    run(LONG, Watched())
     assert not any(Watched.strays[:4])
     assert any(
-        "t.mean: changed by the script for the first time after its first steps" in stray
+        "t.long: changed by the script for the first time after its first steps" in stray
         for stray in Watched.strays[4:]
     )
+
+
+def test_doubts_what_another_rank_has_noticed() -> None:
+    """A rank that joined later compares more of its steps than the one that is lost."""
+    first = Loop()
+    run(LONG, first)
+    joined = Loop(begins_at=2, tree=decode_tree(first.kept[2]))
+    run(LONG, joined)
+    (key, step), *_ = joined.carried.noticed().items()
+    assert "long" in key
+    assert step == 3
+    for version, is_doubted in ((3, False), (4, True), (8, True), (9, False)):
+        doubt = Loop().carried.adopt({}, {key: step}, version)
+        assert bool(doubt) == is_doubted
+        assert not doubt or "t.long" in doubt
 
 
 NET = (
@@ -545,7 +577,7 @@ def test_large_weights_that_only_code_after_the_loop_reads_are_told_and_doubted(
 
 
 def test_carries_what_changes_late_and_out_of_sight_in_the_end() -> None:
-    source = LATE.replace("steps()", "steps(20)")
+    source = LONG.replace("steps()", "steps(20)")
     first = Loop()
     expected = run(source, first)
     assert run(source, Loop(fails_at=15)) == expected

@@ -62,7 +62,7 @@ class RankLoop(Loop):
         self._look = look
 
     def enter(self, step: Step, frame: Any) -> None:
-        self.doubt = self.carried.enter(frame) or self.doubt
+        self.doubt = self.carried.enter(frame, step.number) or self.doubt
         if step.number == 0:
             self._look(self.carried.rank_values)
 

@@ -246,7 +246,7 @@ def place_labels(labels: Sequence[tuple[int, str]], columns: int, style: str = "
     free = 0
     for index, (column, label) in enumerate(labels):
         length = cell_len(label)
-        later = labels[index + 1][0] if index + 1 < len(labels) else columns
+        later = labels[index + 1][0] - 1 if index + 1 < len(labels) else columns
         start = max(free, min(column, columns - length))
         if start + length > columns or (start > column and start + length > later):
             continue

@@ -5,7 +5,7 @@ belongs to a version is the one with which the loop asks for its step: code abov
 in a replacement.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -96,8 +96,8 @@ class Carried:
         self._catalog.notice(between=True)
         return doubt
 
-    def enter(self, frame: FrameType) -> str | None:
-        """`with step` in this frame: the first one shows the loop, if its head did not.
+    def enter(self, frame: FrameType, number: int) -> str | None:
+        """`with step` in this frame, of step `number`: the first one shows the loop, if its head did not.
 
         Returns why equal bits cannot be vouched for.
         """
@@ -108,20 +108,19 @@ class Carried:
         if self._adoption.is_pending:
             self._put_in()
         doubt = self.rank_values.put_in() if self.rank_values.is_pending else None
-        self.remember()
+        self.remember(number)
         return doubt
 
-    def remember(self) -> None:
-        """Remember the values now: `roll_back` goes back to them."""
+    def remember(self, number: int) -> None:
+        """Remember the values with which step `number` begins: `roll_back` goes back to them."""
         if not self._loop.is_found:
             return
         self._in_step = True
         self._catalog.follow_parts()
+        self._spots.frames.forget()
+        self._catalog.begin_comparison(number)
         if self._catalog.is_idle:
             return
-        self._spots.frames.forget()
-        if self._catalog.comparison.is_due:
-            self._catalog.begin_comparison()
         for one in self._kept.values():
             one.mark = self._catalog.mark_of(one.spot.get(), one)
         self._spots.frames.forget()
@@ -199,10 +198,24 @@ class Carried:
         self._spots.frames.forget()
         return is_due
 
-    def adopt(self, tree: dict[str, Any] | None) -> str | None:
-        """Values of another process, to be put in at the next turn. Returns why equal bits cannot be vouched for."""
+    def noticed(self) -> dict[str, int]:
+        """What this process carries because its values changed, and the steps in which it saw that by comparing all."""
+        return {one.key: one.noticed for one in self._kept.values() if one.noticed >= 0}
+
+    def adopt(
+        self, tree: dict[str, Any] | None, noticed: Mapping[str, int] | None = None, version: int = 0
+    ) -> str | None:
+        """Values of another process at `version`, to be put in at the next turn.
+
+        Args:
+            tree: what `capture` returned there.
+            noticed: what another rank has noticed.
+            version: the step that is next.
+
+        Returns why equal bits cannot be vouched for.
+        """
         self._in_step = False
-        return self._adoption.adopt(tree)
+        return self._adoption.adopt(tree, noticed or {}, version)
 
     # --- what others ask ---------------------------------------------------------------------------------------
     def look(self) -> int:

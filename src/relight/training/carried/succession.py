@@ -1,12 +1,12 @@
 """Values that are carried, on their way to a rank's successor: kept with the private state, and put in there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from relight.training.carried.code.refs import describe
 from relight.training.carried.finding.catalog import Catalog
-from relight.training.carried.finding.compare import FIRST_STEPS
+from relight.training.carried.finding.compare import FIRST_STEPS, last_compared_by_all
 from relight.training.carried.finding.kept import (
     MOST_BYTES,
     MOST_LEAVES,
@@ -154,9 +154,17 @@ class Adoption:
         """Whether values wait to be put in."""
         return self._pending is not None
 
-    def adopt(self, tree: dict[str, Any] | None) -> str | None:
-        """Values to be put in at the next turn. Returns why equal bits cannot be vouched for."""
+    def adopt(self, tree: dict[str, Any] | None, noticed: Mapping[str, int], version: int) -> str | None:
+        """Values to be put in at the next turn; see `Carried.adopt`. Returns why equal bits cannot be vouched for."""
         self._pending = tree or None
+        known = {*tree["names"], *tree["of_calls"]} if tree else set()
+        last = last_compared_by_all(version)
+        if unknown := [key for key, number in noticed.items() if last < number < version and key not in known]:
+            return (
+                f"{_described(unknown)}: changed by the script in a way that its code does not show, and seen on one "
+                "rank before another was lost that had not looked. If a step depends on it: training.carry(...); else "
+                "training.carry(ignore=(...,))"
+            )
         if not tree:
             return None
         if tree["unsettled"]:

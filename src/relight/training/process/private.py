@@ -1,5 +1,6 @@
 """A rank's private state: what it alone has, kept beside its position page for the process that replaces it."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from relight.training.carried.carried import Carried
@@ -47,9 +48,13 @@ class PrivateState:
             payload = encode_tree(tree, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
-    def adopt(self, tree: dict[str, Any], version: int) -> None:
+    def noticed(self) -> dict[str, int]:
+        """What another rank's replacement needs to know of this rank's variables: see `Carried.noticed`."""
+        return self._carried.noticed()
+
+    def adopt(self, tree: dict[str, Any], version: int, noticed: Mapping[str, int] | None = None) -> None:
         """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`."""
         self._state.adopt_private(tree)
-        doubt = self._carried.adopt(tree.get("carried"))
+        doubt = self._carried.adopt(tree.get("carried"), noticed, version)
         if doubt is not None:
             self._runtime.notices.doubt(doubt, step=version - 1)

@@ -122,7 +122,7 @@ class StepLoop:
             runtime.notices.doubt(doubt)
         if not runtime.is_rehearsing and self._carried.needs_keeping:
             self._parts.private.keep(worker.version, between=True)
-        self._carried.remember()
+        self._carried.remember(worker.version)
         if self._carried.computes_above:
             self._parts.batches.begin_turn(worker.version, self._parts.assignment.batch_index)
         if runtime.is_rehearsing:
@@ -147,7 +147,7 @@ class StepLoop:
         parts.scalars.begin_step()
         parts.recovery.begin_step()
         frame = sys._getframe(2)
-        if (doubt := self._carried.enter(frame)) is not None and not runtime.is_rehearsing:
+        if (doubt := self._carried.enter(frame, self._worker.version)) is not None and not runtime.is_rehearsing:
             runtime.notices.doubt(doubt)
         self._checks.look_at_block(frame)
         if runtime.is_rehearsing:

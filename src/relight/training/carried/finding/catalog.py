@@ -52,7 +52,7 @@ class Catalog:
     @property
     def is_idle(self) -> bool:
         """Whether a step needs nothing remembered."""
-        return not (self.kept or self.watched or self.comparison.is_due)
+        return not (self.kept or self.watched) and self.comparison.is_idle
 
     def begin(self) -> None:
         """The loop is found."""
@@ -150,11 +150,11 @@ class Catalog:
         return remember(value, grows=not one.feeds, is_part=is_kept_otherwise)
 
     # --- by values ---------------------------------------------------------------------------------------------
-    def begin_comparison(self) -> None:
-        """Compare the step that begins; carry also what has changed since the last comparison."""
-        for place in self.comparison.begin():
-            if not self._is_covered(place):
-                self.keep(place, seen=True)
+    def begin_comparison(self, number: int) -> None:
+        """Compare step `number`, which begins; carry also what has changed since the last comparison."""
+        for place in self.comparison.begin(number, self._is_covered):
+            if not self._is_covered(place) and (one := self.keep(place, seen=True)) is not None:
+                one.noticed = number
 
     def notice(self, *, between: bool) -> None:
         """Carry also what changed although the code did not show it."""
@@ -164,6 +164,7 @@ class Catalog:
             one = self.keep(change.place, late=between, seen=True, mark=change.mark)
             if one is not None:
                 one.mark = change.mark
+                one.noticed = self.comparison.number if self.comparison.is_due else -1
         for one in self._watch():
             one.mark = remember(MISSING)
         if between:

@@ -1,4 +1,7 @@
-"""Comparison of all values that a script can reach: in the first steps, and in the 8th, the 16th, the 32nd, ..."""
+"""Comparison of all values that a script can reach: in the first steps, and in the 8th, the 16th, the 32nd, ...
+
+The attributes of the script's own objects are compared in every step.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,9 +10,20 @@ from typing import Any
 from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.places import MISSING, Spots
 from relight.training.carried.finding.survey import Survey, is_kept_with_modules
+from relight.training.carried.finding.watch import Watch
 from relight.training.carried.values.values import attributes_of, changed, kind_of, remember
 
 FIRST_STEPS = 3
+
+
+def _is_compared_by_all(number: int) -> bool:
+    """Whether every process of a job that computes this step compares it."""
+    return number < FIRST_STEPS or (number >= 2 * FIRST_STEPS and number & (number - 1) == 0)
+
+
+def last_compared_by_all(version: int) -> int:
+    """The last step before `version` that every process has compared which computed it; -1 if there is none."""
+    return next((number for number in range(version - 1, -1, -1) if _is_compared_by_all(number)), -1)
 
 
 @dataclass(frozen=True)
@@ -30,24 +44,38 @@ class Comparison:
         self._spots = spots
         self._is_foreign = is_foreign
         self.rebound: set[Place] = set()  # names that steps bind to another object now and then
-        self._number = 0  # of steps that were committed
+        self.watch = Watch(spots)
+        self.number = 0  # of the step under way
+        self._first = 0  # of the steps that this process commits
+        self._commits = 0
         self._before: Survey | None = None
         self._last: Survey | None = None
 
     @property
     def is_due(self) -> bool:
-        """Whether the step under way is compared, or the next one if none is."""
-        number = self._number
-        return number < FIRST_STEPS or (number >= 2 * FIRST_STEPS and number & (number - 1) == 0)
+        """Whether all of the step under way is compared."""
+        return self.number - self._first < FIRST_STEPS or _is_compared_by_all(self.number)
 
-    def begin(self) -> list[Place]:
-        """Compare the step that begins with the values of now.
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of the step under way is compared."""
+        return self.watch.is_empty and not self.is_due
+
+    def begin(self, number: int, is_covered: Callable[[Place], bool]) -> list[Place]:
+        """Compare step `number`, which begins, with the values of now.
 
         Returns the places that have changed since the first steps, or since the step that was compared last.
         """
-        changed_since = self._changed_since_last() if self._number >= FIRST_STEPS else []
+        self.number = number
+        if self._commits == 0:
+            self._first = number
+        if not self.is_due:
+            self.watch.begin()
+            return []
+        changed_since = self._changed_since_last() if self._commits >= FIRST_STEPS else []
         self._before = self._survey()
         self._last = self._survey(traces=True)
+        self.watch.choose(self._before, is_covered)
         return changed_since
 
     def look_again(self) -> None:
@@ -56,26 +84,33 @@ class Comparison:
             self._before = self._survey()
         if self._last is not None:
             self._last = self._survey(traces=True)
+        self.watch.begin()
 
     def commit(self) -> None:
         """The step counts."""
         was_due = self.is_due
-        self._number += 1
+        self._commits += 1
+        self.number += 1
         if was_due and not self.is_due:
             self._before = None
 
     def end(self) -> None:
         """The step is not compared any more; no value is held for that."""
         self._before = None
+        self.watch.forget()
 
     def leave(self) -> None:
         """The loop has ended."""
         self._before = self._last = None
+        self.watch.forget()
 
     def changes(self, is_covered: Callable[[Place], bool]) -> Iterator[Change]:
         """Places that the step under way has changed so far, except at places that are `covered`."""
         before = self._before
         if before is None:
+            for place, mark in self.watch.changes():
+                if not is_covered(place):
+                    yield Change(place, mark, 0, None)
             return
         for place, mark in before.found.items():
             spot = None if is_covered(place) else self._spots.find(place)
@@ -100,7 +135,7 @@ class Comparison:
 
     def changed_since(self) -> list[Place]:
         """Places that have changed since the last step that was compared began. Empty while one is."""
-        is_under_way = self._before is not None or self._number < FIRST_STEPS
+        is_under_way = self._before is not None or self._commits < FIRST_STEPS
         return [] if is_under_way else self._changed_since_last()
 
     def _changed_since_last(self) -> list[Place]:
