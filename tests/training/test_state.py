@@ -105,6 +105,21 @@ def test_a_target_becomes_its_source(target_steps: int) -> None:
     assert all(len(optimizer.state[p]) == 3 for p in other.parameters())
 
 
+@pytest.mark.parametrize("target_steps", [0, 2])
+def test_a_target_lays_its_tensors_out_as_its_source(target_steps: int) -> None:
+    net, optimizer, source = make(1, steps=2)
+    other, adopted, target = make(2, steps=target_steps)
+    weight = net.linear.weight
+    optimizer.state[weight]["bases"] = [torch.linalg.eigh(torch.eye(4) + 1)[1]]
+    optimizer.state[weight]["exp_avg"] = optimizer.state[weight]["exp_avg"].t().contiguous().t()
+    weight.data = weight.data.t().contiguous().t()  # a step has changed the memory format
+    transfer(source, target)
+    found = adopted.state[other.linear.weight]
+    assert other.linear.weight.stride() == weight.stride() == found["exp_avg"].stride() == (1, 4)
+    assert found["bases"][0].stride() == (1, 4)
+    assert target.digest() == source.digest()
+
+
 def test_a_target_forgets_optimizer_state_that_the_source_does_not_have() -> None:
     _, _, source = make(1, steps=0)
     _, optimizer, target = make(2, steps=1)

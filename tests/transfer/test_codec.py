@@ -1,6 +1,7 @@
 """Trees survive the trip to bytes and back, bit for bit, and what cannot be carried is named."""
 
 import itertools
+import math
 import random
 from typing import Any
 
@@ -71,12 +72,43 @@ def test_non_contiguous_tensor_and_parameter() -> None:
     assert torch.equal(back[1], parameter)
 
 
+@given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4))
+def test_axes_keep_their_order_in_memory(axes: list[int], shape: list[int]) -> None:
+    """Products are summed in the order of memory: columns of LAPACK, channels_last."""
+    made = torch.arange(float(math.prod(shape))).reshape([shape[axis] for axis in axes])
+    tensor = made.permute([axes.index(axis) for axis in range(4)])
+    (back,) = decode_tree(encode_tree([tensor], ""))
+    assert torch.equal(back, tensor)
+    assert back.stride() == tensor.stride()
+
+
+def test_gaps_between_elements_are_left_out() -> None:
+    for tensor in (torch.randn(6, 4)[:, ::2], torch.randn(3, 1).expand(3, 4)):
+        (back,) = decode_tree(encode_tree([tensor], ""))
+        assert torch.equal(back, tensor)
+        assert back.is_contiguous()
+
+
+def test_a_tensor_that_was_received_elsewhere_is_laid_out_as_it_was_sent() -> None:
+    by_column, by_row = torch.randn(3, 4).t(), torch.randn(3, 4)
+    flat = Flat([by_column, by_row])
+    one, two = unflatten(flat.tree, [torch.zeros(4, 3), torch.zeros(4, 3).t()])
+    assert (one.stride(), two.stride()) == ((1, 4), (4, 1))
+
+
 def test_numpy_values() -> None:
     tree: dict[str, Any] = {"array": np.arange(6).reshape(2, 3), "scalar": np.float32(1.5)}
     back = decode_tree(encode_tree(tree, "tree"))
     assert np.array_equal(back["array"], tree["array"])
     assert back["scalar"] == 1.5
     assert type(back["scalar"]) is np.float32
+
+
+def test_arrays_keep_their_order_in_memory() -> None:
+    array = np.asfortranarray(np.random.default_rng(0).normal(size=(3, 4)))
+    back = decode_tree(encode_tree(array, ""))
+    assert np.array_equal(back, array)
+    assert back.strides == array.strides
 
 
 def test_numbers_of_numpy_keep_their_type() -> None:

@@ -1,7 +1,8 @@
 """Trees of plain values and tensors, to bytes and back, without pickle.
 
 A tree is made of dict, list, tuple, str, int, float, bool, bytes, None and tensors (NumPy arrays count as bytes
-with a dtype). Tensors are replaced by numbered placeholders; their bytes travel beside the tree.
+with a dtype). Tensors are replaced by numbered placeholders, with strides that are not the usual ones; their bytes
+travel beside the tree.
 """
 
 import ctypes
@@ -13,6 +14,7 @@ import torch
 import xxhash
 
 from relight.errors import UsageError
+from relight.transfer.io.strides import laid_out, strides_of
 
 PIECE_BYTES = 4 * 2**20
 
@@ -52,8 +54,10 @@ class Flat:
             # A tensor met twice (tied parameters) is carried twice: that costs bytes, never correctness.
             self.paths.append(path)
             self.leaves.append(tree)
-            self.tensors.append(local_part(tree))
-            return {_TAG: "tensor", "v": len(self.tensors) - 1}
+            part = local_part(tree)
+            self.tensors.append(part)
+            found = {_TAG: "tensor", "v": len(self.tensors) - 1}
+            return found if (strides := strides_of(part)) is None else {**found, "l": strides}
         if isinstance(tree, (list, tuple)):
             members = [self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
             return members if isinstance(tree, list) else {_TAG: "tuple", "v": members}
@@ -67,7 +71,8 @@ class Flat:
         array = _as_numpy(tree)
         if array is not None:
             shape = list(array.shape) if array is tree else None  # None: a scalar, whose type decides that of results
-            return {_TAG: "numpy", "d": array.dtype.str, "s": shape, "v": array.tobytes()}
+            by_column = {} if array.flags.c_contiguous or not array.flags.f_contiguous else {"f": True}
+            return {_TAG: "numpy", "d": array.dtype.str, "s": shape, "v": array.tobytes(), **by_column}
         raise UsageError(
             f"{path or 'state'} is a {type(tree).__module__}.{type(tree).__qualname__}: state_dict() may hold tensors, "
             "numbers, strings, bytes, None, and lists, tuples, sets and dicts of these, so that it can be copied to a "
@@ -83,7 +88,8 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
         return tree
     kind, value = tree[_TAG], tree["v"]
     if kind == "tensor":
-        return tensors[value]
+        found = tensors[value]
+        return laid_out(found, tree.get("l")) if isinstance(found, torch.Tensor) else found
     if kind == "tuple":
         return tuple(unflatten(v, tensors) for v in value)
     if kind == "set":
@@ -96,7 +102,7 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
         import numpy as np
 
         array = np.frombuffer(value, dtype=np.dtype(tree["d"]))
-        return array[0] if tree["s"] is None else array.reshape(tree["s"]).copy()
+        return array[0] if tree["s"] is None else array.reshape(tree["s"]).copy("F" if "f" in tree else "C")
     raise UsageError(f"unknown kind {kind!r} in a transferred tree")
 
 

@@ -15,7 +15,7 @@ import torch
 from relight.training.carried.values.constants import callable_of, read_constant
 from relight.training.carried.values.homes import STEP, Homes, label_of
 from relight.training.carried.values.parts import NoParts, Parts
-from relight.training.carried.values.strides import overlaps, with_strides
+from relight.transfer.io.strides import overlaps, with_strides
 from relight.training.carried.values.trees import TAG, Unsupported, class_name
 from relight.training.carried.values.values import (
     STREAMS,

@@ -16,7 +16,7 @@ from torch import nn
 
 from relight.training.carried.code.refs import is_user_type
 from relight.training.carried.values.constants import is_constant_type
-from relight.training.carried.values.strides import overlaps, with_strides
+from relight.transfer.io.strides import overlaps, with_strides
 from relight.training.state.modules.averages import same_bits
 from relight.training.torch_private.tensors import version_of
 

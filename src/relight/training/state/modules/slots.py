@@ -8,6 +8,7 @@ from torch import nn
 
 from relight.training.torch_private.modules import buffers_in
 from relight.transfer.io.codec import local_part
+from relight.transfer.io.strides import strides_of
 
 Key = tuple[str, str]  # of a parameter or buffer: the module that was handed over, and the name in it
 
@@ -72,12 +73,14 @@ class Slots:
 
     def set(self, key: Key, value: torch.Tensor) -> None:
         """Put a received value into a parameter or buffer; if that is divided over ranks, into this rank's part."""
-        live = local_part(self.get(key))
-        if live.shape == value.shape and live.dtype == value.dtype:
+        slot = self.get(key)
+        live = local_part(slot)
+        is_alike = live.shape == value.shape and live.dtype == value.dtype
+        if is_alike and (hasattr(slot, "to_local") or strides_of(live) == strides_of(value)):
             if live.data_ptr() != value.data_ptr():
                 live.copy_(value)
         else:  # an observer's buffer, say, that takes its shape from the first batch
-            self.replace(key, value.to(live.device))
+            self.replace(key, value.to(live.device))  # also if steps have changed how it lies in memory
 
     def siblings(self, key: Key) -> list[Key]:
         """All buffers of the module that a buffer belongs to: BatchNorm's kernel counts no versions of its own."""
@@ -92,7 +95,7 @@ class Slots:
         return [key for key, (where, _) in self._tables.items() if where is own] if own else []
 
     def replace(self, key: Key, value: torch.Tensor) -> None:
-        """Put a tensor of another shape where this one was."""
+        """Put a tensor of another shape, or other strides, where this one was."""
         if key in self.parameters:
             self.parameters[key].data = value
         else:

@@ -12,6 +12,7 @@ from relight.training.state.optimizers.parameter_groups import named, parameters
 from relight.training.torch_private.mesh import as_part_like, is_distributed
 from relight.training.torch_private.zero import state_of
 from relight.transfer.io.codec import local_part
+from relight.transfer.io.strides import strides_of
 
 
 def own_numbers(optimizer: Optimizer) -> dict[int, dict[str, float]]:
@@ -87,7 +88,7 @@ def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:
 def _in_place(value: torch.Tensor, own: Any) -> Any:
     """Copy a received value into the tensor that is in its place, if that fits; return the one that is to be there."""
     mine = local_part(own) if isinstance(own, torch.Tensor) else None
-    if mine is None or mine.shape != value.shape or mine.dtype != value.dtype:
+    if mine is None or (mine.shape, mine.dtype, strides_of(mine)) != (value.shape, value.dtype, strides_of(value)):
         return value
     if mine.data_ptr() != value.data_ptr():
         mine.copy_(value)
