@@ -29,7 +29,7 @@ PHASES = (
     "kill rank {} in AFTER_WRITE of step 10",
 )
 # In a job of its own: before the pattern of the steps is known, and before the check of a repeated step.
-EARLY = ("kill rank {} in BACKWARD of step 0", "kill rank {} in AFTER_WRITE of step 1")
+EARLY = ("kill rank {} in BACKWARD of step 0", "kill rank {} in BARRIER of step 1")
 # Each step slows one rank down at one place: so a random moment lies in the steps of a job, also of its replacements.
 _SLOWED = ("FORWARD", "BACKWARD", "BEFORE_BARRIER", "BARRIER", "OPTIMIZER", "AFTER_WRITE")
 _SLOWED_STEPS = range(1, 20)

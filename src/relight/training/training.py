@@ -24,7 +24,7 @@ from relight.training.state.tracked import TrackedState
 from relight.training.step import Step
 from relight.training.worker.inventory import take_inventory
 from relight.training.worker.loop import StepLoop
-from relight.training.wrappers import unwrapped_objects, unwrapped_optimizers
+from relight.training.wrappers import each_by_name, unwrapped_objects, unwrapped_optimizers
 
 _CALLED_AGAIN = (
     "training.steps() {}. Only one loop of steps is protected: call it once, for all epochs, "
@@ -41,14 +41,15 @@ class Training:
 
     Args:
         model: the module (usually wrapped in `DistributedDataParallel` or by `fully_shard`), or a dict of several.
-        optimizer: the optimizer of its parameters, or a dict of several.
+        optimizer: the optimizer of its parameters, or a dict or list of several. Default: None, for a script that writes its
+            parameters by hand.
         data: a DataLoader; several in a dict, tuple or list; any object whose `__iter__` starts anew each time; an
             object with `state_dict` (StatefulDataLoader); a sequence of batches; or a function from the batch's number
             (int, counted from 0 on this rank) to the batch. Default: None; the block then gets its own data from
             `step.number`.
-        scheduler: the learning-rate scheduler. Default: None.
-        scaler: the `torch.amp.GradScaler` of mixed precision. Default: None.
-        ema: averaged weights: an `AveragedModel`, or any object with `state_dict`. Default: None.
+        scheduler: the learning-rate scheduler, or a dict or list of several. Default: None.
+        scaler: the `torch.amp.GradScaler` of mixed precision, or several. Default: None.
+        ema: averaged weights: an `AveragedModel`, or any object with `state_dict`, or several. Default: None.
         accumulate: batches per step. With more than 1, `with step as batches` yields a list. Default: 1.
         short_groups: an epoch's last step gets the batches that are left, a shorter list, instead of some of the next
             epoch's. The data needs a length. Default: False.
@@ -82,7 +83,7 @@ class Training:
         self,
         *,
         model: nn.Module | dict[str, nn.Module],
-        optimizer: Optimizer | dict[str, Optimizer],
+        optimizer: Optimizer | dict[str, Optimizer] | Sequence[Optimizer] | None = None,
         data: Any = None,
         scheduler: Any = None,
         scaler: Any = None,
@@ -100,10 +101,10 @@ class Training:
         companions = {"scheduler": scheduler, "scaler": scaler, "ema": ema}
         state = TrackedState(
             modules=dict(model) if isinstance(model, dict) else {"model": model},
-            optimizers=unwrapped_optimizers(optimizer if isinstance(optimizer, dict) else {"optimizer": optimizer}),
-            objects=unwrapped_objects(
-                {**{name: thing for name, thing in companions.items() if thing is not None}, **stateful}
+            optimizers=unwrapped_optimizers(
+                optimizer if isinstance(optimizer, dict) else each_by_name({"optimizer": optimizer})
             ),
+            objects=unwrapped_objects({**each_by_name(companions), **stateful}),
             per_rank=per_rank or {},
             pipeline=pipeline,
         )

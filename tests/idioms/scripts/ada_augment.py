@@ -47,8 +47,8 @@ def main():
     discriminator = DDP(nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1)))
     g_ema = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(0.2), nn.Linear(8, 4)).requires_grad_(False)
     g_ema.load_state_dict(generator.module.state_dict())
-    g_optim = torch.optim.Adam(generator.parameters(), 0.01, betas=(0, 0.99))
-    d_optim = torch.optim.Adam(discriminator.parameters(), 0.01, betas=(0, 0.99))
+    g_optim = torch.optim.Adam(generator.parameters(), 0.01, betas=(0.0, 0.99))
+    d_optim = torch.optim.Adam(discriminator.parameters(), 0.01, betas=(0.0, 0.99))
     ada = AdaptiveAugment(0.1, 60, 3)
     training = relight.Training(
         model={"g": generator, "d": discriminator},

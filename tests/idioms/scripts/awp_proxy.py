@@ -4,6 +4,7 @@
 from collections import OrderedDict
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -38,6 +39,8 @@ class AdvWeightPerturb:
         loss = -F.cross_entropy(self.proxy(x), y)
         self.proxy_optim.zero_grad()
         loss.backward()
+        for p in self.proxy.parameters():
+            dist.all_reduce(p.grad)
         self.proxy_optim.step()
         return diff_in_weights(self.model, self.proxy)
 

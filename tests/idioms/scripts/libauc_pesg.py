@@ -13,9 +13,9 @@ from tests.idioms.digest import finish
 class AUCM(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a = torch.zeros(1, dtype=torch.float32).requires_grad_()
-        self.b = torch.zeros(1, dtype=torch.float32).requires_grad_()
-        self.alpha = torch.zeros(1, dtype=torch.float32).requires_grad_()
+        self.a = nn.Parameter(torch.zeros(1))
+        self.b = nn.Parameter(torch.zeros(1))
+        self.alpha = nn.Parameter(torch.zeros(1))
 
     def forward(self, s, y):
         p = y.mean().clamp(0.1, 0.9)

@@ -2,6 +2,7 @@
 
 # ranks: 2
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -47,7 +48,9 @@ def main():
             loss = (model(x) - x.cos()).square().mean()
             optimizer.zero_grad()
             loss.backward()
-            level = smooth(loss.item())
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            level = smooth(mean.item() / dist.get_world_size())
             Clock().tick(level)
             for g in optimizer.param_groups:
                 g["lr"] = warm(step.number) / (1 + level + 0.01 * Clock.ticks)

@@ -19,7 +19,7 @@ def main():
     size = sum(p.numel() for p in params)
     part = -(-size // world)
     avg, sq = torch.zeros(part), torch.zeros(part)
-    training = relight.Training(model=model, per_rank={"moments": [avg, sq]}, data=lambda n: torch.randn(7, 5))
+    training = relight.Training(model=model, data=lambda n: torch.randn(7, 5))
     for step in training.steps(until=14):
         with step as x:
             for p in params:

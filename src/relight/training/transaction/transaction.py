@@ -40,6 +40,7 @@ class Transaction:
         self._unused = set(state.optimizers)  # that have made no step since ranks last began to learn
         # The step under way.
         self.is_open = False  # it can be undone
+        self.has_new_writer = False  # an optimizer made its first step in the step under way
         self._is_early = False  # its barrier was passed in front of a write
         self._writes: list[str] = []
         self.surprise = ""  # what came after an early barrier, against what was learnt
@@ -115,7 +116,7 @@ class Transaction:
     def begin(self) -> None:
         """Copy what is known to change before the barrier."""
         changes, learnt = self._changes, self.learner.learnt
-        self._writes, self._is_early = [], False
+        self._writes, self._is_early, self.has_new_writer = [], False, False
         changes.access.clear()
         if changes.buffers_were_assigned:
             changes.look_again()
@@ -132,6 +133,7 @@ class Transaction:
             writer: a name for what writes.
             optimizer: its name, if it is an optimizer.
         """
+        self.has_new_writer |= optimizer in self._unused
         self._unused.discard(optimizer or "")
         if self.learner.stands_before(self._writes):
             return True
@@ -164,6 +166,8 @@ class Transaction:
         if self._plan.learning:
             self._learn()
         else:
+            if self.has_new_writer:
+                self._state.rank_private.see_own_numbers()
             self._plan.see_changes(now, early=early)
         averages, private = self._state.averages, self._state.rank_private
         if averages:

@@ -177,7 +177,7 @@ class Barrier:
         """Leave out of digests what this step makes a rank's own: it may be the first that changes a buffer."""
         is_first = self._worker.is_first
         found = self._transaction.private_buffers(early=self._is_early or is_first)
-        return self._state.rank_private.including(found, numbers=is_first)
+        return self._state.rank_private.including(found, numbers=is_first or self._transaction.has_new_writer)
 
     def compare_rank_values(self) -> None:
         """At the start of the job's first step: let every rank know what the others made from their ranks.

@@ -34,7 +34,6 @@ class Net(nn.Module):
 
 def main():
     job = relight.init()
-    torch._C._set_graph_executor_optimize(False)
     torch.manual_seed(97)
     model = nn.parallel.DistributedDataParallel(torch.jit.script(Net()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
