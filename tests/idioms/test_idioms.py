@@ -9,7 +9,8 @@ from tests.idioms.trial import killed_at_random, killed_in_phases, phase_kills, 
 from tests.idioms.verdict import Ending, Verdict, digests_in, judge, sections, what_differs
 
 # Two writes in a step; D and G in turns; a momentum encoder; a variable of the loop; flags for a moment; own subgroups.
-COMMON = ("dcgan", "gan_alternate", "moco", "tbptt_rnn", "eval_inside", "subgroups")
+# Another order in memory: of parameters after some steps, and of an optimizer's matrices.
+COMMON = ("dcgan", "gan_alternate", "moco", "tbptt_rnn", "eval_inside", "subgroups", "channels_last_cnn", "soap_bases")
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,33 @@ SCRIPTS = {
         "x = x + b * h.sum().item()\nstep.point(0, x)\nh.data = torch.stack([h, h])\nstep.point(1, x)",
         "x, h.tolist()",
     ),
+    "columns and rows of an array": function(
+        "raw = np.zeros((4, 3))\ncolumns, rows, x = raw[:, :2], raw[1:3], 0.",
+        "raw[step.number % 4] += b\nx = x + columns.sum() + 2 * rows.sum()\ncolumns *= .9",
+        "x, raw.tolist(), columns.tolist(), rows.tolist()",
+    ),
+    "a tensor in an array, and an array in a tensor": function(
+        "raw, held = np.zeros((4, 3), np.float32), torch.zeros(3)\nseen, mirror, x = torch.from_numpy(raw), held.numpy(), 0.",
+        "raw[step.number % 4] += b\nx = x + seen[:, 1:].sum().item() + held.sum().item()\nmirror += x",
+        "x, seen.tolist(), held.tolist()",
+    ),
+    "a view of an array, or a copy": function(
+        "raw, x = np.arange(6.), 0.\nw = raw[:2]",
+        "raw += b\nx = x + w.sum()\nw = raw[step.number % 3:][:2] if step.number % 2 else raw[4:].copy()",
+        "x, w.tolist(), raw.tolist()",
+    ),
+    "an array backwards": function(
+        "raw = np.arange(6.)\nback, x = raw[::-2], 0.", "raw[step.number] += b\nx = x * .5 + back[0] - back[1]", "x"
+    ),
+    "views of what is made anew": function(
+        "raw = w = None\nx = 0.",
+        "x = x + (w.sum() if w is not None else 0)\nif step.number % 3 == 0:\n raw = np.zeros((3, 2))\n w = raw[:, 1]\n"
+        "raw[step.number % 3] += b",
+        "x, raw.tolist(), w.tolist()",
+    ),
+    "an array by columns": function(
+        "f, x = np.asfortranarray(np.ones((2, 3))), 0.", "f[1] += b\nx = x + f.sum()", "x, f.strides, f.tolist()"
+    ),
     "row of a bank": function(
         "bank, row, x = torch.zeros(4, 2), None, 0",
         "bank[step.number % 3] += b\nrow = bank[step.number % 2]\nx = x + row.sum().item()",

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _register_comm_hook as register_comm_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -54,6 +55,8 @@ class BucketLayout:
         self._ddp = ddp
         self._fixed = fixed or ddp.find_unused_parameters or ddp.static_graph
         self._known: tuple[int, Buckets] | None = None  # the version that has the rebuilt layout first, and the layout
+        self._built = strides_in(ddp)  # gradients lie in buckets as parameters lay in memory when these were made
+        self._rebuilt = self._built
         if self._fixed:
             self._ddp.reducer = _FixedReducer(ddp.reducer)
         elif ddp._has_rebuilt_buckets:  # the script has trained before the loop
@@ -61,14 +64,18 @@ class BucketLayout:
 
     def describe(self, version: int) -> list[Any] | None:
         """The layout of that version, for `adopt`; None if it is the initial one."""
-        return list(self._known) if self._known is not None and self._known[0] <= version else None
+        if self._known is None or self._known[0] > version:
+            return None
+        return [*self._known, self._rebuilt] if self._rebuilt != self._built else list(self._known)
 
     def adopt(self, described: list[Any] | None) -> None:
         """Take on the layout that another rank has described."""
         known = None if described is None else (int(described[0]), [list(bucket) for bucket in described[1]])
-        if known == self._known or self._fixed:
+        more = [] if described is None else described[2:]
+        rebuilt = [list(strides) for strides in more[0]] if more else self._built
+        if (known, rebuilt) == (self._known, self._rebuilt) or self._fixed:
             return
-        self._known = known
+        self._known, self._rebuilt = known, rebuilt
         self._make_reducer()
 
     def begin_step(self, version: int) -> None:
@@ -99,7 +106,7 @@ class BucketLayout:
                 raise
             return
         if rebuilt or self._ddp._has_rebuilt_buckets:
-            self._known = (version + 1, rebuilt_buckets(self._ddp))
+            self._known, self._rebuilt = (version + 1, rebuilt_buckets(self._ddp)), strides_in(self._ddp)
 
     def reset(self, version: int) -> None:
         """Make the reducer ready for the step that changes `version`, after one that ended in its middle."""
@@ -127,7 +134,8 @@ class BucketLayout:
         """Make a new reducer, in its first iteration, with the known layout. No other way forgets an earlier layout."""
         ddp, is_static = self._ddp, self._ddp.static_graph
         ddp.reducer._remove_autograd_hooks()
-        with _taking_gradients_as_made(ddp):
+        strides = self._built if self._known is None else self._rebuilt
+        with _taking_gradients_as_made(ddp), _laid_out_as_made(ddp, strides):
             parameters, sparse = ddp._build_params_for_reducer()
             names = ddp._build_debug_param_to_name_mapping(parameters)
             with _buckets_given(self._known[1]) if self._known is not None else contextlib.nullcontext():
@@ -169,6 +177,27 @@ def _taking_gradients_as_made(ddp: Any) -> Iterator[None]:
     finally:
         for parameter, took in before:
             parameter.requires_grad_(took)
+
+
+def strides_in(ddp: Any) -> list[list[int]]:
+    """Return the strides of each parameter."""
+    return [list(parameter.stride()) for parameter in ddp._module_parameters]
+
+
+@contextlib.contextmanager
+def _laid_out_as_made(ddp: Any, strides: list[list[int]]) -> Iterator[None]:
+    """The parameters have these strides: steps may have changed their memory format, and buckets stay as they were."""
+    own = []
+    for parameter, wanted in zip(ddp._module_parameters, strides, strict=True):
+        if list(parameter.stride()) != wanted:
+            own.append((parameter, parameter.detach()))
+            with torch.no_grad():
+                parameter.data = parameter.new_empty_strided(parameter.shape, wanted)
+    try:
+        yield
+    finally:
+        for parameter, data in own:
+            parameter.data = data
 
 
 @contextlib.contextmanager

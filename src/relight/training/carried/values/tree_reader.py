@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from relight.training.carried.values.buffers import BufferReader
 from relight.training.carried.values.constants import callable_of, read_constant
 from relight.training.carried.values.homes import STEP, Homes, label_of
 from relight.training.carried.values.parts import NoParts, Parts
-from relight.transfer.io.strides import overlaps, with_strides
 from relight.training.carried.values.trees import TAG, Unsupported, class_name
 from relight.training.carried.values.values import (
     STREAMS,
@@ -25,6 +25,7 @@ from relight.training.carried.values.values import (
     set_generator_state,
     set_stream_state,
 )
+from relight.transfer.io.strides import overlaps, with_strides
 
 _FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (list, dict, set, int, float, str, bool, tuple, deque)}
 _STREAMS = {kind.__name__: kind for kind in STREAMS}
@@ -40,6 +41,7 @@ class Reader:
         self._holder_at = holder_at
         self._made: list[Any] = []  # each object that was read, by its number
         self._memories: dict[int, torch.Tensor] = {}  # that several tensors share, by its number
+        self._buffers = BufferReader()
 
     def read(self, name: str, tree: Any) -> Any:
         """The value that a tree tells of. Raises Unsupported for a class that this process does not have."""
@@ -74,6 +76,9 @@ class Reader:
             home = self._homes.at(name)
         if tag == "shared":
             self._made.append(self._view(node, home))
+            return self._made[-1]
+        if tag == "view":
+            self._made.append(self._buffers.read(node, home))
             return self._made[-1]
         if tag in _READERS:
             self._made.append(_READERS[tag](node, home))
@@ -225,10 +230,15 @@ def _read_array(tree: Any, old: Any) -> Any:
         made[...] = value
         value = made
     fits = old is not None and getattr(old, "shape", None) == value.shape and old.dtype == value.dtype
-    if fits and old.strides == value.strides:
+    if fits and (old.base is not None) == tree.get("b", False) and _axes_of(old) == _axes_of(value):
         old[...] = value
         return old
     return value
+
+
+def _axes_of(array: Any) -> list[int]:
+    """The axes from the outermost in memory to the innermost."""
+    return sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis))
 
 
 def _read_bytes(tree: Any, old: Any) -> bytearray:

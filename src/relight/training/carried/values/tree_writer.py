@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from relight.training.carried.values.buffers import Buffers, write_view
 from relight.training.carried.values.constants import name_of_callable, write_constant
 from relight.training.carried.values.homes import STEP, Homes, is_one_object, label_of, members_of
 from relight.training.carried.values.memories import Memories, Memory
@@ -42,11 +43,13 @@ class Writer:
         self._alive: list[Any] = []
         self._begun = 0
         self._memories = Memories(self._parts)
+        self._buffers = Buffers()
         self._written_memories: set[int] = set()
 
     def look_at(self, value: Any) -> None:
         """To be called with all that will be written: tensors that share memory do so again where they are read."""
         self._memories.add(value)
+        self._buffers.add(value)
 
     def write(self, name: str, value: Any) -> Any:
         """As a tree for `encode_tree`. Raises Unsupported."""
@@ -136,6 +139,8 @@ class Writer:
         if kind == "object":
             parts = [[part, self._write(f"{name}{STEP}{part}", one, depth + 1)] for part, one in members_of(value)]
             return {TAG: "object", "c": class_name(value), "v": parts}
+        if kind in ("tensor", "array") and (buffer := self._buffers.of(value)) is not None:
+            return write_view(value, buffer)
         if kind == "tensor" and (shared := self._memories.of(value)) is not None:
             return self._shared(value, shared)
         return _WRITERS[kind](value)
@@ -181,7 +186,8 @@ def _write_array(value: Any) -> Any:
     if value.dtype.kind not in "biufc":
         raise Unsupported(f"a NumPy array of {value.dtype}")
     order = [] if value.flags.c_contiguous else [int(axis) for axis in np.argsort([-step for step in value.strides])]
-    return {TAG: "array", "v": value, **({"s": order} if order else {})}
+    more = {} if value.base is None else {"b": True}  # a view of memory that nothing else which is carried has
+    return {TAG: "array", "v": value, **more, **({"s": order} if order else {})}
 
 
 def _write_generator(generator: Any) -> Any:

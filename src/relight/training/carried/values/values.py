@@ -16,9 +16,9 @@ from torch import nn
 
 from relight.training.carried.code.refs import is_user_type
 from relight.training.carried.values.constants import is_constant_type
-from relight.transfer.io.strides import overlaps, with_strides
 from relight.training.state.modules.averages import same_bits
 from relight.training.torch_private.tensors import version_of
+from relight.transfer.io.strides import overlaps, with_strides
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 DICTS: tuple[type, ...] = (dict, OrderedDict, defaultdict, Counter)
