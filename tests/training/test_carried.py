@@ -74,7 +74,8 @@ SCRIPTS = {
         "x, raw.tolist(), columns.tolist(), rows.tolist()",
     ),
     "a tensor in an array, and an array in a tensor": function(
-        "raw, held = np.zeros((4, 3), np.float32), torch.zeros(3)\nseen, mirror, x = torch.from_numpy(raw), held.numpy(), 0.",
+        "raw, held, x = np.zeros((4, 3), np.float32), torch.zeros(3), 0.\n"
+        "seen, mirror = torch.from_numpy(raw), held.numpy()",
         "raw[step.number % 4] += b\nx = x + seen[:, 1:].sum().item() + held.sum().item()\nmirror += x",
         "x, seen.tolist(), held.tolist()",
     ),

@@ -41,8 +41,8 @@ class Training:
 
     Args:
         model: the module (usually wrapped in `DistributedDataParallel` or by `fully_shard`), or a dict of several.
-        optimizer: the optimizer of its parameters, or a dict or list of several. Default: None, for a script that writes its
-            parameters by hand.
+        optimizer: the optimizer of its parameters, or a dict or list of several. Default: None, for a script that
+            writes its parameters by hand.
         data: a DataLoader; several in a dict, tuple or list; any object whose `__iter__` starts anew each time; an
             object with `state_dict` (StatefulDataLoader); a sequence of batches; or a function from the batch's number
             (int, counted from 0 on this rank) to the batch. Default: None; the block then gets its own data from

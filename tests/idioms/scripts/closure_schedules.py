@@ -2,6 +2,7 @@
 
 # ranks: 2
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -28,8 +29,10 @@ def main():
             optimizer.zero_grad()
             loss = (model(x) - x[:, :3]).square().mean()
             loss.backward()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
             if step.number % 5 == 4:
-                schedule = make(0.1 + loss.item() * 0.01, step.number)
+                schedule = make(0.1 + mean.item() * 0.01, step.number)
             for group in optimizer.param_groups:
                 group["lr"] = schedule(step.number)
             optimizer.step()
