@@ -485,6 +485,36 @@ NET = (
     "for p in net.parameters():\n p.grad = torch.ones_like(p)\n"
     "optimizer.step()\noptimizer.zero_grad()\nhand_over(net, optimizer)\n"
 )
+PUT_INTO_STATE = (
+    "g = optimizer.param_groups[0]\ng['lr'] = k",
+    "for g in optimizer.param_groups:\n h = g\n h['lr'] = k",
+    "for i, g in enumerate(optimizer.param_groups):\n g.update(lr=k)",
+    "for g, r in zip(optimizer.param_groups, [1, 2]):\n g['lr'] *= r * k",
+    "for p in net.parameters():\n p.grad = p * k",
+    "for n, p in net.named_parameters():\n p.scale = k",
+    "for m in net.children():\n setattr(m, 'scale', k)",
+    "s = optimizer.state\nfor p in net.parameters():\n s[p]['x'] = k",
+    "def put(o, r):\n for g in o.param_groups:\n  g['lr'] = r\nput(optimizer, k)",
+)
+
+
+@pytest.mark.parametrize("body", PUT_INTO_STATE)
+def test_what_is_put_into_the_state_decides_what_steps_compute(body: str) -> None:
+    """So it is refused if it cannot be carried: a function that a step has made."""
+    made = "def make(b):\n return lambda n: b / n\n"
+    setup = f"{NET}{made}f = make(2.)\n"
+    block = f"k = f(2.)\n{body}\nif step.number == 2:\n f = make(b)"
+    with pytest.raises(UsageError, match="f goes on from step to step"):
+        run(f"import torch\n{setup}for step in steps():\n with step as b:\n{indent(block, '  ')}\nresult = 0\n", Loop())
+
+
+@pytest.mark.parametrize("body", ["l = {}\nl['k'] = k", "logs = dict(k=k)\nlogs['z'] = k * 2\nprint(logs)"])
+def test_what_is_put_into_a_log_is_only_shown(body: str) -> None:
+    loop = Loop()
+    run(function("k = 2.0", f"k = k + b\n{body}", "k"), loop)
+    assert [one.feeds for one in loop.carried._kept.values()] == [False]
+
+
 PLACES = (
     "def at(value):\n"
     " return [] if value is None else [value.data_ptr() - base(value), value.stride(), value.sum().item()]\n"

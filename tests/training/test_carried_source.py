@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from relight.training.carried.code.iteration import iteration_of
-from relight.training.carried.code.misuse import accumulates_by_hand, loops_around
+from relight.training.carried.code.misuse import accumulates_by_hand, loops_around, takes_steps_in
 from relight.training.carried.code.source import is_user_file, lines_of
 
 
@@ -45,7 +45,11 @@ def read(source: str, path: Path) -> dict[str, Any]:
     def steps() -> Iterator[Step]:
         frame: FrameType = sys._getframe(1)
         seen["around"] = loops_around(frame, built)
-        return iter([Step(seen)])
+        return offered(lines_of(frame))
+
+    def offered(called_at: list[tuple[str, int]]) -> Iterator[Step]:
+        seen["takes"] = takes_steps_in(sys._getframe(1), called_at)
+        yield Step(seen)
 
     def make() -> None:
         built.extend(lines_of(sys._getframe(1)))
@@ -97,6 +101,31 @@ def test_names_loops_around_the_loop_of_steps(name: str, tmp_path: Path) -> None
     source, line = LOOPS[name]
     around = read(source, tmp_path / "script.py")["around"]
     assert around == (None if line is None else f"script.py:{line}")
+
+
+TAKEN = {
+    "for": (LOOPS["none"][0], None),
+    "a new job in each turn": (LOOPS["a loop that makes a new job"][0], None),
+    "a function": (LOOPS["in a function"][0], None),
+    "while": (LOOPS["next in a loop"][0], None),
+    "counted": ("it = steps()\nfor i in range(9):\n with next(it) as b:\n  pass", 2),
+    "data": ("it = steps()\nfor e in [1]:\n for x in [2, 3]:\n  step = next(it)\n  with step as b:\n   pass", 3),
+    "some steps of an epoch": (
+        "from itertools import islice\nit = steps()\n"
+        "for e in [1]:\n for step in islice(it, 2):\n  with step as b:\n   pass",
+        4,
+    ),
+    "beside a range": ("for i, step in zip(range(9), steps()):\n with step as b:\n  pass", 1),
+    "beside data": ("it = zip(steps(), [1, 2])\nfor step, x in it:\n with step as b:\n  pass", 2),
+    "enumerate": (LOOPS["enumerate"][0], None),
+    "another loop over the same": ("it = steps()\nfor e in [1]:\n for step in it:\n  with step as b:\n   break", 2),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_names_loops_that_take_steps_one_by_one(name: str, tmp_path: Path) -> None:
+    source, line = TAKEN[name]
+    assert read(source, tmp_path / "script.py")["takes"] == (None if line is None else f"script.py:{line}")
 
 
 def block(*lines: str) -> str:

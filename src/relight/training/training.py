@@ -280,7 +280,7 @@ class Training:
         if place := loops_around(sys._getframe(1), self._built_at):
             raise UsageError(_CALLED_AGAIN.format(f"stands inside another loop ({place})"))
         self._runtime.has_begun = True
-        return self._loop.run(until)
+        return self._loop.run(until, lines_of(sys._getframe(1)))
 
 
 def _refuse_what_standbys_cannot_build(runtime: Runtime, *, staged: bool) -> None:

@@ -199,23 +199,16 @@ class Carried:
         return is_due
 
     def noticed(self) -> dict[str, int]:
-        """What this process carries because its values changed, and the steps in which it saw that by comparing all."""
+        """Return the keys of values that were seen to change, and the steps in which all values were compared."""
         return {one.key: one.noticed for one in self._kept.values() if one.noticed >= 0}
 
-    def adopt(
-        self, tree: dict[str, Any] | None, noticed: Mapping[str, int] | None = None, version: int = 0
-    ) -> str | None:
-        """Values of another process at `version`, to be put in at the next turn.
-
-        Args:
-            tree: what `capture` returned there.
-            noticed: what another rank has noticed.
-            version: the step that is next.
+    def adopt(self, tree: dict[str, Any] | None, noticed: Mapping[str, int] | None = None, at: int = 0) -> str | None:
+        """Values of another process, to be put in at the next turn, before step `at`. `noticed`: by another rank.
 
         Returns why equal bits cannot be vouched for.
         """
         self._in_step = False
-        return self._adoption.adopt(tree, noticed or {}, version)
+        return self._adoption.adopt(tree, noticed or {}, at)
 
     # --- what others ask ---------------------------------------------------------------------------------------
     def look(self) -> int:

@@ -49,7 +49,7 @@ class PrivateState:
         self._runtime.page.write_private(version, payload)
 
     def noticed(self) -> dict[str, int]:
-        """What another rank's replacement needs to know of this rank's variables: see `Carried.noticed`."""
+        """Return facts for the replacement of another rank: see `Carried.noticed`."""
         return self._carried.noticed()
 
     def adopt(self, tree: dict[str, Any], version: int, noticed: Mapping[str, int] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -49,8 +49,9 @@ class StepLoop:
         self._broken_steps = BrokenSteps(parts, self._checks)
         self._membership = Membership(parts, self._checks, self._broken_steps, end_with)
 
-    def run(self, until: int) -> Iterator[Step]:
-        """Steps until so many are committed on every rank."""
+    def run(self, until: int, called_at: Sequence[tuple[str, int]]) -> Iterator[Step]:
+        """Steps until so many are committed on every rank. `called_at`: the lines of the script that asked for them."""
+        self._checks.look_at_loop(sys._getframe(1), called_at)
         self._worker.until = until
         self._parts.install()
         try:

@@ -2,13 +2,14 @@
 
 import ast
 import math
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 
 from relight.errors import UsageError
-from relight.training.carried.code.misuse import accumulates_by_hand, yields_inside
+from relight.training.carried.code.misuse import accumulates_by_hand, takes_steps_in, yields_inside
 from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 
@@ -22,6 +23,16 @@ class ScriptChecks:
         self._looked_at_block = False
         self.saw_update = False  # some step of this process trained something
         self._fingerprint: tuple[Any, ...] | None = None  # of what steps alone may change, after the newest one
+
+    def look_at_loop(self, frame: FrameType, called_at: Sequence[tuple[str, int]]) -> None:
+        """Before the first step: refuse a loop that a repeated step would take further; see `takes_steps_in`."""
+        if place := takes_steps_in(frame, called_at):
+            raise UsageError(
+                f"{place}: the script takes steps one by one, inside a loop of its own. That loop goes on when a "
+                "step is computed again, so it would end too early, and data would be passed over. Let the loop be "
+                "`for step in training.steps(until=...)`, with relight.Training(data=...), or step.number to choose "
+                "the batch"
+            )
 
     def look_at_block(self, frame: FrameType) -> None:
         """Before anything is computed: refuse what the code of the block shows to be wrong.

@@ -88,7 +88,7 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
         return tree
     kind, value = tree[_TAG], tree["v"]
     if kind == "tensor":
-        found = tensors[value]
+        found: Any = tensors[value]
         return laid_out(found, tree.get("l")) if isinstance(found, torch.Tensor) else found
     if kind == "tuple":
         return tuple(unflatten(v, tensors) for v in value)

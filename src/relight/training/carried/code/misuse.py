@@ -2,11 +2,14 @@
 
 import ast
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 from relight.training.carried.code import source
 from relight.training.carried.code.iteration import iteration_of
+
+_COUNTING = (zip, itertools.islice, itertools.zip_longest, itertools.chain, itertools.takewhile)
 
 
 def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> str | None:
@@ -26,11 +29,45 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
         for loop in reversed(loops):
             if source.is_head(loop, here.f_lineno):
                 continue
-            lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
-            if any(name == here.f_code.co_filename and line in lines for name, line in built_at):
+            if _holds(loop, here, built_at):
                 continue
             return f"{source.short(here.f_code.co_filename)}:{loop.lineno}"
     return None
+
+
+def takes_steps_in(frame: FrameType, called_at: Sequence[tuple[str, int]]) -> str | None:
+    """FILE:LINE of a `for` loop, in whose turns the script takes steps that were offered outside it; or None.
+
+    The loop would go on with each attempt at a step, not with each step; so would one over `zip` or `islice`. `frame`
+    is the one that asks for a step; `called_at`, from `lines_of`, is where `training.steps()` was called.
+    """
+    node = source.node_of(frame.f_code) if source.is_user_frame(frame) else None
+    if node is None or isinstance(node, ast.Lambda):
+        return None
+    for body, at in reversed(source.way_to(source.body_of(node), frame.f_lineno)):
+        loop = body[at]
+        if not isinstance(loop, (ast.For, ast.AsyncFor)):
+            continue
+        if source.is_head(loop, frame.f_lineno):
+            if _counts_turns(loop.iter, frame):
+                return f"{source.short(frame.f_code.co_filename)}:{loop.lineno}"
+        elif not _holds(loop, frame, called_at):
+            return f"{source.short(frame.f_code.co_filename)}:{loop.lineno}"
+    return None
+
+
+def _counts_turns(over: ast.expr, frame: FrameType) -> bool:
+    """Whether a loop goes over an iterator that takes from others beside the steps, or only so many of them."""
+    if isinstance(over, ast.Name):
+        return type(frame.f_locals.get(over.id, frame.f_globals.get(over.id))) in _COUNTING
+    name = over.func if isinstance(over, ast.Call) else None
+    return (getattr(name, "attr", "") or getattr(name, "id", "")) in {kind.__name__ for kind in _COUNTING}
+
+
+def _holds(loop: ast.stmt, frame: FrameType, places: Sequence[tuple[str, int]]) -> bool:
+    """Whether one of these lines stands in a loop of this frame."""
+    lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
+    return any(name == frame.f_code.co_filename and line in lines for name, line in places)
 
 
 def accumulates_by_hand(frame: FrameType, is_optimizer: Callable[[ast.expr], bool]) -> str | None:

@@ -19,6 +19,7 @@ class Flow:
     def __init__(self) -> None:
         self.state: State = set()
         self.late = False  # the step's block has ended
+        self.outside: set[Key] = set()  # names that stand for parts of what was handed over, or of a library's objects
         self.places: dict[Key, Place] = {}
         self.values: dict[Key, Any] = {}  # what was there before the first step
         self.exposed: set[Key] = set()  # read before they are written

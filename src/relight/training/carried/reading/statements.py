@@ -37,6 +37,7 @@ class Statements:
                 value = self._reading.value(node.value, use)
                 for target in node.targets:
                     self._reading.assign(target, value)
+                    self._reading.targets.see_outside(target, node.value, value)
             case ast.AnnAssign(value=ast.expr() as right):
                 self._reading.assign(node.target, self._reading.value(right, self._reading.into(node.target)))
             case ast.AugAssign():
@@ -174,6 +175,10 @@ class Statements:
             for name, member in zip(names, members, strict=True):
                 if isinstance(name, ast.Name) and member.key is not None:
                     self._reading.assign(name, member)
+                self._reading.targets.see_outside(name, None, member)
+            return
+        for name in names:
+            self._reading.targets.see_outside(name, None, members[0])
 
     def _try(self, node: ast.Try | ast.TryStar) -> None:
         start = self._flow.state

@@ -36,6 +36,7 @@ class Targets:
                 ref = self._reading.scope.lookup(target.id)
                 if ref.key is not None:
                     self._reading.scope.aliases.pop(ref.key, None)
+                    self._flow.outside.discard(ref.key)
                     if value.key not in (None, ref.key) and isinstance(target.ctx, ast.Store):
                         self._reading.scope.aliases[ref.key] = value
                 self._flow.write(Ref(ref.key, ref.value, ref.place), where)
@@ -69,8 +70,24 @@ class Targets:
             case _:
                 pass
 
+    def see_outside(self, target: ast.expr, value: ast.expr | None, ref: Ref) -> None:
+        """A name was set to `value` (None: to a member of it): if that is no script's, to set a part has an effect."""
+        is_read = value is None or isinstance(value, (ast.Attribute, ast.Subscript, ast.Name))
+        if not isinstance(target, ast.Name) or not is_read:
+            return
+        if ref.key is None or self._is_foreign(ref) or (value is not None and self._is_outside(value)):
+            key = self._reading.scope.lookup(target.id).key
+            if key is not None:
+                self._flow.outside.add(key)
+
+    def _is_foreign(self, ref: Ref) -> bool:
+        whole = ref.value if ref.key is None else self._flow.values.get(ref.key, ref.value)
+        return whole is not UNKNOWN and self._reading.is_foreign(whole)
+
     def into(self, target: ast.expr) -> Use:
         """Places that a value goes into which is assigned to `target`."""
+        if isinstance(target, (ast.Attribute, ast.Subscript)) and self._is_outside(target):
+            return None
         match target:
             case ast.Name() | ast.Attribute() | ast.Subscript():
                 ref = self._reading.refer(target)
@@ -87,10 +104,22 @@ class Targets:
 
     def into_changed(self, target: ast.expr) -> Use:
         """Places that a value goes into by which the value of `target` is changed in place: also what it stands for."""
+        if self._is_outside(target):
+            return None
         into, alias = self.into(target), self._reading.refer(target).alias
         if into is None or alias is None or alias.key is None:
             return into
         return into | {alias.key} if alias.is_part or has_contents(alias.value) else into
+
+    def _is_outside(self, target: ast.expr) -> bool:
+        """Whether an expression is a name that stands for something outside, or leads on from one."""
+        while isinstance(target, (ast.Attribute, ast.Subscript)):
+            target = target.value
+        if not isinstance(target, ast.Name):
+            return False
+        ref = self._reading.scope.lookup(target.id)
+        alias = self._reading.scope.aliases.get(ref.key) if ref.key is not None else None
+        return ref.key in self._flow.outside or self._is_foreign(ref if alias is None else alias)
 
     def effect(self, body: Sequence[ast.stmt]) -> Use:
         """Places that a condition decides in front of these statements."""
