@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 _made: list[weakref.ref[Any]] = []
 # Parameters that took gradients as the wrapper was made: of these it reduces the gradients, frozen later or not.
 _reduced: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+# How its parameters lay in memory then: gradients lie so in its buckets.
+_strides: weakref.WeakKeyDictionary[Any, list[list[int]]] = weakref.WeakKeyDictionary()
 
 
 def watch_wrappers() -> None:
@@ -25,6 +27,7 @@ def watch_wrappers() -> None:
         original(self, *args, **kwargs)
         _made.append(weakref.ref(self))
         _reduced[self] = [parameter for parameter in self._module_parameters if parameter.requires_grad]
+        _strides[self] = strides_in(self)
 
     DistributedDataParallel.__init__ = remember  # type: ignore[method-assign]
 
@@ -55,8 +58,8 @@ class BucketLayout:
         self._ddp = ddp
         self._fixed = fixed or ddp.find_unused_parameters or ddp.static_graph
         self._known: tuple[int, Buckets] | None = None  # the version that has the rebuilt layout first, and the layout
-        self._built = strides_in(ddp)  # gradients lie in buckets as parameters lay in memory when these were made
-        self._rebuilt = self._built
+        self._built = _strides.get(ddp) or strides_in(ddp)
+        self._rebuilt = strides_in(ddp)  # when the buckets were rebuilt
         if self._fixed:
             self._ddp.reducer = _FixedReducer(ddp.reducer)
         elif ddp._has_rebuilt_buckets:  # the script has trained before the loop
@@ -73,7 +76,7 @@ class BucketLayout:
         known = None if described is None else (int(described[0]), [list(bucket) for bucket in described[1]])
         more = [] if described is None else described[2:]
         rebuilt = [list(strides) for strides in more[0]] if more else self._built
-        if (known, rebuilt) == (self._known, self._rebuilt) or self._fixed:
+        if self._fixed or (known == self._known and (known is None or rebuilt == self._rebuilt)):
             return
         self._known, self._rebuilt = known, rebuilt
         self._make_reducer()
