@@ -149,6 +149,13 @@ def test_digest_sees_a_single_bit() -> None:
     assert digest_of(flat, [tensor_digests(tensor)]) != before
 
 
+def test_a_digest_is_one_of_values_however_they_lie_in_memory() -> None:
+    tensor = torch.randn(3, 4)
+    flats = [Flat({"a": [one]}) for one in (tensor, tensor.t().contiguous().t())]
+    assert flats[0].tree != flats[1].tree
+    assert len({digest_of(flat, [[1]]) for flat in flats}) == 1
+
+
 def test_digest_sees_names_and_plain_values() -> None:
     digests = {digest_of(Flat(tree), []) for tree in ({"lr": 0.1}, {"lr": 0.2}, {"Lr": 0.1})}
     assert len(digests) == 3

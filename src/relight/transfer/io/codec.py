@@ -37,11 +37,17 @@ class Flat:
         self.paths: list[str] = []
         self.leaves: list[torch.Tensor] = []  # as they stood in the tree
         self.tensors: list[torch.Tensor] = []
+        self._has_strides = False
         self.tree = self._flatten(tree, path)
 
     @property
     def specs(self) -> list[TensorSpec]:
         return [spec_of(tensor) for tensor in self.tensors]
+
+    @property
+    def values(self) -> Any:
+        """The tree without strides: a digest is one of values, however they lie in memory."""
+        return _without_strides(self.tree) if self._has_strides else self.tree
 
     def _flatten(self, tree: Any, path: str) -> Any:
         if tree is None or isinstance(tree, (bool, str, bytes)):
@@ -57,7 +63,10 @@ class Flat:
             part = local_part(tree)
             self.tensors.append(part)
             found = {_TAG: "tensor", "v": len(self.tensors) - 1}
-            return found if (strides := strides_of(part)) is None else {**found, "l": strides}
+            if (strides := strides_of(part)) is not None:
+                self._has_strides = True
+                found["l"] = strides
+            return found
         if isinstance(tree, (list, tuple)):
             members = [self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
             return members if isinstance(tree, list) else {_TAG: "tuple", "v": members}
@@ -78,6 +87,14 @@ class Flat:
             "numbers, strings, bytes, None, and lists, tuples, sets and dicts of these, so that it can be copied to a "
             "replacement without pickle"
         )
+
+
+def _without_strides(tree: Any) -> Any:
+    if isinstance(tree, list):
+        return [_without_strides(one) for one in tree]
+    if isinstance(tree, dict):
+        return {key: _without_strides(one) for key, one in tree.items() if key != "l"}
+    return tree
 
 
 def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
@@ -174,7 +191,7 @@ def tensor_digests(tensor: torch.Tensor) -> list[int]:
 
 def digest_of(flat: Flat, digests: Sequence[int] | Sequence[list[int]]) -> str:
     """One digest for a flattened tree, given digests of the bytes of its tensors, however these were divided."""
-    return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode((flat.tree, flat.paths, flat.specs, digests)))
+    return xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode((flat.values, flat.paths, flat.specs, digests)))
 
 
 def encode_tree(tree: Any, path: str) -> bytes:
