@@ -8,11 +8,14 @@ Modes = dict[str, list[str]]  # by module handed over: modes of its modules and 
 
 
 def modes_of(modules: Mapping[str, nn.Module]) -> Modes:
-    """Return which modules are in training mode, and which parameters require gradients."""
+    """Return which modules are in training mode, and which parameters require gradients.
+
+    One that a step has changed in place by others' gradients (an average, outside `no_grad`) has a history instead.
+    """
     return {
         owner: [
             "".join("01"[child.training] for child in module.modules()),
-            "".join("01"[parameter.requires_grad] for parameter in module.parameters()),
+            "".join("01"[parameter.requires_grad and parameter.is_leaf] for parameter in module.parameters()),
         ]
         for owner, module in modules.items()
     }
@@ -26,4 +29,6 @@ def adopt_modes(modules: Mapping[str, nn.Module], modes: Modes) -> None:
             child.training = mode == "1"
         for parameter, trains in zip(module.parameters(), trained, strict=False):
             if parameter.requires_grad != (trains == "1"):
+                if not parameter.is_leaf:
+                    parameter.detach_()
                 parameter.requires_grad_(trains == "1")
