@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TITAN := .versions/torchtitan
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := $(wildcard src tests benchmarks examples checks)
-JOBS ?= 3# tests at a time; 0: one after another, in pytest's own process
+JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions test-integrations test-torchtitan demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried gpu bench docs clean
