@@ -25,7 +25,7 @@ FOUND = {
 
 
 class Api:
-    """A server that answers as it is told, and keeps what it was sent."""
+    """A server with fixed answers that keeps the requests it got."""
 
     def __init__(self, directory: Path) -> None:
         self.answers: list[tuple[int, bytes]] = []

@@ -242,7 +242,7 @@ class Kubernetes(Cluster):
         """End a pod; its Job fails with it, and the JobSet does what it says."""
         pod = self._pod(job)
         if pod["spec"]["nodeName"] not in self.lost:
-            self._kill(pod["spec"]["nodeName"])  # what a container leaves behind ends with it
+            self._kill(pod["spec"]["nodeName"])  # the processes of a container end with it
         self.api.emulator.remove("Pod", job.pod)
         job.ends.append(status)
         if status == 0 and not pod["metadata"].get("deletionTimestamp"):

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from tests.idioms.library import names, path_of
-from tests.idioms.trial import killed_at_random, killed_in_phases, phase_kills, undisturbed, without_relight
+from tests.idioms.trial import (
+    early_kills,
+    killed_at_random,
+    killed_in_phases,
+    phase_kills,
+    undisturbed,
+    without_relight,
+)
 from tests.idioms.verdict import Ending, Verdict, digests_in, judge, sections, what_differs
 
 # Two writes in a step; D and G in turns; a momentum encoder; a variable of the loop; flags for a moment; own subgroups.
@@ -46,7 +53,8 @@ def test_a_shape_survives_kills_in_each_phase_and_at_random_times(name: str) -> 
         verdict, words = judge(reference, {})
         assert verdict is Verdict.REFUSED, f"{verdict}: {words}"
         return
-    for disturbed in (killed_in_phases(name, phase_kills(name, seed=0, kills=6)), killed_at_random(name, seed=0)):
+    for sentences in (phase_kills(name, seed=0, kills=6), early_kills(name, seed=0), []):
+        disturbed = killed_in_phases(name, sentences) if sentences else killed_at_random(name, seed=0)
         verdict, words = judge(disturbed, reference.digests)
         assert not verdict.is_failure, f"{verdict}: {words}"
 

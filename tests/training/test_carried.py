@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from relight.errors import UsageError
+from relight.training.carried.finding.compare import last_compared_by_all
 from relight.transfer.io.codec import decode_tree
 from tests.training.carried_loop import Loop, Step, run_script
 
@@ -461,6 +462,12 @@ def test_doubts_what_changes_late_and_out_of_sight() -> None:
         "t.long: changed by the script for the first time after its first steps" in stray
         for stray in Watched.strays[4:]
     )
+
+
+def test_the_last_step_that_every_process_has_compared() -> None:
+    expected = [-1, 0, 1, 2, 2, 2, 2, 2, 2, 8, 8, 8, 8, 8, 8, 8, 8, 16]
+    assert [last_compared_by_all(version) for version in range(18)] == expected
+    assert last_compared_by_all(10**9) == 2**29
 
 
 def test_doubts_what_another_rank_has_noticed() -> None:

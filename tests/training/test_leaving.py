@@ -1,4 +1,4 @@
-"""`break` is told from an exception that leaves a loop, by what closes the loop's iterator."""
+"""A loop that is left by `break`, and one that is left by an exception: what closes its iterator tells them apart."""
 
 import contextlib
 import sys

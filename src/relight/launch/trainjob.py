@@ -19,7 +19,7 @@ _OF_THE_RUNTIME = ("claim", "grace_seconds", "max_restarts", "fixed_controller")
 
 
 def train_job(arguments: argparse.Namespace, node: str, defaults: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return the manifest; `node` is the shell's program that runs a command until it ends, or the pod is told to.
+    """Return the manifest; `node` is the command that each pod runs, until the job or the pod ends.
 
     Raises UsageError, also for an option whose place is in the runtime.
     """

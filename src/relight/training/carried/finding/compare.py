@@ -23,7 +23,11 @@ def _is_compared_by_all(number: int) -> bool:
 
 def last_compared_by_all(version: int) -> int:
     """The last step before `version` that every process has compared which computed it; -1 if there is none."""
-    return next((number for number in range(version - 1, -1, -1) if _is_compared_by_all(number)), -1)
+    last = version - 1
+    if last < 2 * FIRST_STEPS:
+        return min(last, FIRST_STEPS - 1)
+    power = 1 << (last.bit_length() - 1)
+    return power if power >= 2 * FIRST_STEPS else FIRST_STEPS - 1
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,12 @@
 """Memory that NumPy arrays share with one another or with tensors: storage and its views. It is shared again where it
 is read."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from relight.training.carried.values.trees import TAG, Unsupported
-from relight.training.carried.values.values import attributes_of, kind_of
-
-_LOOKED_INTO = 4  # containers, one inside another
+from relight.training.carried.values.values import blocks_in, kind_of
 
 
 class _Stretch(NamedTuple):
@@ -51,7 +48,7 @@ class Buffers:
     def add(self, value: Any) -> None:
         """Look at the arrays and tensors of a value."""
         self._found = None
-        self._values.update((id(one), one) for one in _blocks_in(value))
+        self._values.update((id(one), one) for one in blocks_in(value, ("tensor", "array")))
 
     def of(self, value: Any) -> Buffer | None:
         """The memory that a value shares with an array, or an array with another value; None: it shares none."""
@@ -76,16 +73,6 @@ class Buffers:
                 group.append(stretch)
                 end = max(end, stretch.end)
         return found
-
-
-def _blocks_in(value: Any, depth: int = _LOOKED_INTO) -> Iterator[Any]:
-    kind = kind_of(value)
-    if kind in ("tensor", "array"):
-        yield value
-    elif depth and kind in ("list", "tuple", "deque", "dict", "object"):
-        members = value.values() if kind == "dict" else attributes_of(value).values() if kind == "object" else value
-        for one in members:
-            yield from _blocks_in(one, depth - 1)
 
 
 def _stretch_of(value: Any) -> _Stretch | None:

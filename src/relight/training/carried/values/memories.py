@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from relight.training.carried.values.parts import Parts, is_part
-from relight.training.carried.values.values import tensors_in
+from relight.training.carried.values.values import blocks_in
 
 
 class Memory:
@@ -50,7 +50,7 @@ class Memories:
 
     def add(self, value: Any) -> None:
         """Look at the tensors of a value, less those that are parts of what was handed over."""
-        for tensor in tensors_in(value):
+        for tensor in blocks_in(value, ("tensor",)):
             if tensor.layout is not torch.strided or tensor.numel() == 0 or type(tensor) is not torch.Tensor:
                 continue
             key = tensor.untyped_storage().data_ptr(), tensor.dtype

@@ -5,17 +5,17 @@ from typing import Any
 
 from relight.training.carried.values.parts import Parts, is_part
 from relight.training.carried.values.trees import TAG
-from relight.training.carried.values.values import tensors_in
+from relight.training.carried.values.values import blocks_in
 
 
 def has_tensors(value: Any) -> bool:
     """Whether it holds any, of more than one number."""
-    return any(tensor.dim() for tensor in tensors_in(value))
+    return any(tensor.dim() for tensor in blocks_in(value, ("tensor",)))
 
 
 def tensor_bytes(value: Any, parts: Parts) -> int:
     """The size of its tensors, without parts of objects that were handed over."""
-    return sum(tensor.nbytes for tensor in tensors_in(value) if not is_part(parts, tensor))
+    return sum(tensor.nbytes for tensor in blocks_in(value, ("tensor",)) if not is_part(parts, tensor))
 
 
 def keys_of(tree: Any) -> Iterator[int]:

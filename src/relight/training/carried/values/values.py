@@ -8,7 +8,7 @@ import io
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -103,15 +103,15 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return found
 
 
-def tensors_in(value: Any, depth: int = _LOOKED_INTO) -> Iterator[torch.Tensor]:
-    """The tensors that a value consists of or holds."""
+def blocks_in(value: Any, kinds: Collection[str], depth: int = _LOOKED_INTO) -> Iterator[Any]:
+    """The tensors or arrays, by their kinds, that a value consists of or holds."""
     kind = kind_of(value)
-    if kind == "tensor":
+    if kind in kinds:
         yield value
     elif depth and kind in ("list", "tuple", "deque", "dict", "object"):
         members = value.values() if kind == "dict" else attributes_of(value).values() if kind == "object" else value
         for one in members:
-            yield from tensors_in(one, depth - 1)
+            yield from blocks_in(one, kinds, depth - 1)
 
 
 # --- as it was -----------------------------------------------------------------------------------------------
