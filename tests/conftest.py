@@ -10,6 +10,10 @@ from hypothesis import settings
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Tensors of tests are tiny, and the threads that would share their work wait for each other where cores are busy: the
+# same tests took three times the processor time. As in a job of several ranks.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # How long an example takes is the machine's business: benchmarks measure, tests do not.
 settings.register_profile("relight", deadline=None)
 settings.load_profile("relight")
