@@ -5,6 +5,7 @@ from pathlib import Path
 
 from relight.core.account.report import JobReport, decode_report
 from tests.examples.test_gpt import DEADLINE_SECONDS, run_until
+from tests.survival.harness import PRELOADED
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "hsdp" / "train.py"
 SHORT = "--steps 4 --tell-every 2 --width 10 --layers 1 --batch-size 4".split()
@@ -29,6 +30,6 @@ def test_a_killed_worker_changes_neither_the_state_nor_what_is_printed(tmp_path:
 def train(run_dir: Path, *flags: str) -> tuple[JobReport, list[str]]:
     """Run the example on a mesh of 2 x 2 to its end: the report, and the lines that rank 0 printed."""
     command = [sys.executable, "-m", "relight.cli", "run", "--nproc-per-node", "4", "--run-dir", str(run_dir), *flags]
-    printed = run_until(DEADLINE_SECONDS, [*command, str(SCRIPT), *SHORT])
+    printed = run_until(DEADLINE_SECONDS, [*command, *PRELOADED, str(SCRIPT), *SHORT])
     report = decode_report((run_dir / "report.json").read_bytes())
     return report, [line for line in printed.splitlines() if line.startswith("[rank 0]")]

@@ -26,7 +26,7 @@ import psutil
 from benchmarks.namespaces import Network
 from relight.core.account.report import JobReport, decode_report
 from tests.certificates import Authority, flags
-from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
+from tests.survival.harness import DEADLINE_SECONDS, PRELOADED, PROGRAMS, Outcome, Training, plain_environment
 
 PORT = 29400
 _MARK = "RELIGHT_TEST_JOB"
@@ -103,6 +103,7 @@ class Cluster:
             *("--run-dir", str(self.run_dir), "--token-file", str(self._token), "--oversubscribe"),
             *("--hang-timeout-seconds", "20", "--outside-hang-timeout-seconds", "60"),
             *("--agent-timeout-seconds", "2"),
+            *PRELOADED,
             *self._certificates[self._names[number]],
             *(str(PROGRAMS / self.training.program), "--steps", str(self.training.steps)),
             *self.training.arguments,

@@ -20,7 +20,7 @@ import psutil
 
 from relight.core.account.report import JobReport, decode_report
 from tests.hosts.proxy import Proxy
-from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
+from tests.survival.harness import DEADLINE_SECONDS, PRELOADED, PROGRAMS, Outcome, Training, plain_environment
 
 _MARK = "RELIGHT_TEST_JOB"
 
@@ -47,6 +47,7 @@ class Pair:
                 *("--rdzv-endpoint", f"127.0.0.1:{endpoint}", "--token-file", str(token)),
                 *("--nproc-per-node", str(training.ranks // 2), "--standby", "2", "--run-dir", str(self.run_dir)),
                 *("--oversubscribe", "--hang-timeout-seconds", "20", "--outside-hang-timeout-seconds", "60"),
+                *PRELOADED,
                 *flags,
                 *(str(PROGRAMS / training.program), "--steps", str(training.steps), *training.arguments),
                 *("--save", str(self._final), "--hold", str(self._hold)),

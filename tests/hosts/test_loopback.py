@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.namespaces import missing
 from relight.core.account.report import decode_report
-from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Bench, Training, plain_environment
+from tests.survival.harness import DEADLINE_SECONDS, PRELOADED, PROGRAMS, Bench, Training, plain_environment
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
@@ -24,7 +24,7 @@ def run(tmp_path: Path, before: str, *flags: str) -> subprocess.CompletedProcess
     """`relight run` on a host of its own that has nothing but its loopback interface."""
     command = [
         *("unshare", "--net", "sh", "-c", f'{before} && exec "$@"', "sh", sys.executable, "-m", "relight.cli", "run"),
-        *("--nproc-per-node", str(TRAINING.ranks), "--run-dir", str(tmp_path / "run"), *flags),
+        *("--nproc-per-node", str(TRAINING.ranks), "--run-dir", str(tmp_path / "run"), *PRELOADED, *flags),
         *(str(PROGRAMS / TRAINING.program), "--steps", str(TRAINING.steps), "--save", str(tmp_path / "final")),
     ]
     environment = plain_environment()

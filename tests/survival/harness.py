@@ -35,6 +35,7 @@ GONE_SECONDS = 3.0 * PATIENCE  # from the launcher's end until the last process 
 # Workers of jobs are forked of a process that has imported torch, which saves most of the time of a test.
 # RELIGHT_TEST_PRELOAD= runs every worker as a new process.
 PRELOAD = os.environ.get("RELIGHT_TEST_PRELOAD", "torch")
+PRELOADED = ("--preload", PRELOAD) if PRELOAD else ()  # flags of a job with an agent of its own
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
@@ -117,7 +118,7 @@ class Job:
             *(sys.executable, "-P", "-m", "relight.cli", "run"),
             *("--nproc-per-node", str(training.ranks), "--standby", str(standbys), "--run-dir", str(self.run_dir)),
             *("--hang-timeout-seconds", f"{hang_seconds:g}", "--outside-hang-timeout-seconds", f"{hang_seconds:g}"),
-            *(("--preload", PRELOAD) if PRELOAD and "--no-python" not in flags else ()),
+            *(() if "--no-python" in flags else PRELOADED),
             *flags,
             *(word for sentence in faults for word in ("--chaos", sentence)),
             *((str(PROGRAMS / "on_late_device.py"),) if training.is_late else ()),
