@@ -47,7 +47,7 @@ updates `RANK` and `LOCAL_RANK`. Prefer `job.rank`.
 
 def render() -> str:
     """The text of the page."""
-    parsers = list(find_commands(make_parser()[0]))
+    parsers = list(find_commands(make_parser()))
     shared = {help_of(parser, action): BASE for name, parser in parsers if name == BASE for action in options(parser)}
     rows = "".join(f"| [`{name}`](#{name.replace(' ', '-')}) | {cell(text)} |\n" for name, text in summaries())
     page = [INTRODUCTION, f"| command | does |\n|---|---|\n{rows}"]
@@ -77,7 +77,7 @@ def find_commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argpar
 
 def summaries() -> Iterator[tuple[str, str]]:
     """Yield the name and the one line of each command that does something."""
-    yield from _summaries(make_parser()[0])
+    yield from _summaries(make_parser())
 
 
 def _summaries(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:

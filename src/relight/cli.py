@@ -42,7 +42,13 @@ examples:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Adds a hint to "unrecognized arguments": the nearest flag, and where the script's own flags go."""
+    """Takes no abbreviated flags, keeps the lines of texts that have several, and says itself what it read."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+        if "\n" in f"{self.description}{self.epilog}":
+            self.formatter_class = argparse.RawDescriptionHelpFormatter
+        self.set_defaults(parser=self)  # of the innermost command that was given
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -51,11 +57,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    parser, commands = make_parser()
+    parser = make_parser()
     given = list(sys.argv[1:] if arguments is None else arguments)
     parsed, unknown = parser.parse_known_args(given)
     if unknown:
-        commands[parsed.command].error(unknown_hint(unknown[0], parsed.command, commands[parsed.command]))
+        parsed.parser.error(unknown_hint(unknown[0], parsed.command, parsed.parser))
     try:
         status = int(parsed.call(parsed))
         print(end="", flush=True)  # here and not at exit, where a failure could not be reported
@@ -231,14 +237,12 @@ def _explain_words() -> int:
 
 
 # --- the parser ---------------------------------------------------------------------------------------------------
-def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser of `relight`, and those of its commands by name."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `relight`, with its commands."""
     parser = _Parser(
         prog="relight",
         description="Keeps synchronous data-parallel PyTorch training alive through failures, bit-identically.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -248,47 +252,44 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
     for command in (run, chaos):
         add_run_flags(command)
         command.set_defaults(call=_run)
-    commands: dict[str, argparse.ArgumentParser] = {"run": run, "chaos": chaos}
-    own = (_add_report_commands, hosts_command.add_commands, submit.add_command, _add_dashboard_command)
-    for more in (
-        *own,
+    for add in (
+        _add_report_commands,
+        hosts_command.add_commands,
+        submit.add_command,
+        _add_dashboard_command,
         prove_command.add_command,
         doctor_command.add_command,
         watch_command.add_commands,
         weights_command.add_commands,
         goodput_command.add_command,
     ):
-        commands = {**commands, **more(choices)}
-    return parser, commands
+        add(choices)
+    return parser
 
 
-def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> None:
     """Add the commands that show one run from its directory."""
     report = choices.add_parser(
         "report",
         help="tables of a finished run: failures, decisions, costs",
         description="Print the failures of a finished run, the decision of each recovery, and the cost of each stage.",
-        allow_abbrev=False,
     )
     check = choices.add_parser(
         "check",
         help="check that a run kept the recovery protocol",
         description="Judge a run's journal by the invariants of the recovery protocol (docs/PROTOCOL.md). "
         "Exit status: 0 all hold, 1 some do not.",
-        allow_abbrev=False,
     )
     timeline = choices.add_parser(
         "timeline",
         help="draw what each rank did around each recovery",
         description="Draw what each rank did around each recovery: in the terminal, or into files.",
-        allow_abbrev=False,
     )
     explain = choices.add_parser(
         "explain",
         help="say in sentences what failed, and why the recovery took so long",
         description="Tell in sentences what failed, why each recovery took as long as it did, and what would have made "
         "it faster. Works during the run, too.",
-        allow_abbrev=False,
     )
     for command in (report, check, timeline, explain):
         watch_command.add_run_dir(command)
@@ -313,16 +314,14 @@ def _add_report_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str
         "http://localhost:4318; needs relight[otel]",
     )
     timeline.set_defaults(call=_timeline)
-    return {"report": report, "check": check, "timeline": timeline, "explain": explain}
 
 
-def _add_dashboard_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+def _add_dashboard_command(choices: "argparse._SubParsersAction[Any]") -> None:
     dashboard = choices.add_parser(
         "dashboard",
         help="serve a page about a run, running or over",
         description="Serve a page about one run, and /metrics for Prometheus, from the files in its directory. "
         "Ctrl-C ends the page, not the run.",
-        allow_abbrev=False,
     )
     watch_command.add_run_dir(dashboard)
     dashboard.add_argument("--address", default="", metavar="HOST:PORT", help=ADDRESS_HELP)
@@ -332,15 +331,12 @@ def _add_dashboard_command(choices: "argparse._SubParsersAction[Any]") -> dict[s
         help="file with the token for an address that others can reach, for Prometheus; default: a new token each time",
     )
     dashboard.set_defaults(call=_dashboard)
-    return {"dashboard": dashboard}
 
 
 def _style(command: str) -> dict[str, Any]:
     return {
         "usage": f"relight {command} [flags] SCRIPT [the script's own arguments]",
         "epilog": _EXAMPLE,
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-        "allow_abbrev": False,
     }
 
 

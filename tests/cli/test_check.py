@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.core.protocol.commands import Audience, Stop
+from relight.core.protocol.commands import Stop
 from relight.sim.model.schedule import random_schedule
 from relight.sim.world.timed import SimulatedJob
 from relight.wire.settings import JobSettings
@@ -34,7 +34,7 @@ def test_a_sound_run(relight: Relight, tmp_path: Path) -> None:
 
 def test_a_run_that_went_wrong(relight: Relight, tmp_path: Path) -> None:
     run_dir = record(tmp_path / "run", 1)
-    stop = {"now": 99.0, "command": msgspec.to_builtins(Stop(audience=Audience.MEMBERS, generation=1, why="planted"))}
+    stop = {"now": 99.0, "command": msgspec.to_builtins(Stop(generation=1, why="planted"))}
     with (run_dir / "journal.jsonl").open("ab") as journal:
         journal.write(msgspec.json.encode(stop) + b"\n")
     result = relight("check", str(run_dir))

@@ -1,5 +1,6 @@
 """Every option is documented; every setting is declared once, with bounds that --help shows and errors name."""
 
+import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,19 +20,27 @@ PAGES = "\n".join(path.read_text() for path in sorted(DOCS.glob("*.md")))
 SETTINGS = {setting.field: setting for setting in options_of(JobSettings)}
 
 
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of all commands, and of theirs."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from commands(command)
+
+
 def options() -> Iterator[tuple[str, tuple[str, ...]]]:
     """All options of all commands, each with its spellings."""
-    _, commands = make_parser()
-    for name, parser in commands.items():
+    for parser in commands(make_parser()):
         for action in parser._actions:
             if action.option_strings and "--help" not in action.option_strings:
-                yield name, tuple(action.option_strings)
+                yield parser.prog, tuple(action.option_strings)
 
 
 @pytest.mark.parametrize(("command", "spellings"), list(options()))
 def test_every_option_is_in_the_manual(command: str, spellings: tuple[str, ...]) -> None:
     found = (re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", PAGES) for flag in spellings)
-    assert any(found), f"relight {command}: {' or '.join(spellings)} is on no page of docs/"
+    assert any(found), f"{command}: {' or '.join(spellings)} is on no page of docs/"
 
 
 @pytest.mark.parametrize("part", [ControllerSettings, DetectorSettings])

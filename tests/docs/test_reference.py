@@ -44,7 +44,7 @@ def test_every_public_name_has_a_reference() -> None:
 
 def test_every_command_and_option_is_explained() -> None:
     page = read("CLI.md")
-    for command, parser in cli_page.find_commands(cli_page.make_parser()[0]):
+    for command, parser in cli_page.find_commands(cli_page.make_parser()):
         assert f"\n## {command}\n" in page
         for action in cli_page.options(parser):
             assert action.help or not action.option_strings, f"`{command}`: {action.option_strings} has no help text"

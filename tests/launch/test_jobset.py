@@ -20,8 +20,7 @@ LAST = ("--nodes", "4", "--spare-nodes", "1", "--image", "registry/train:1")
 
 
 def manifest(*options: str, run: tuple[str, ...] = RUN) -> dict[str, Any]:
-    parser, _ = make_parser()
-    return printed(parser.parse_args(["submit", "k8s", *options, "--", *run]))
+    return printed(make_parser().parse_args(["submit", "k8s", *options, "--", *run]))
 
 
 def pod(group: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +55,7 @@ def test_the_lines_are_ones_for_relight_run() -> None:
     ranks = []
     for line in lines:
         words = shlex.split(line.replace("$NODE_RANK", "3").removesuffix("&"))
-        arguments = make_parser()[0].parse_args(words[1:])
+        arguments = make_parser().parse_args(words[1:])
         assert arguments.script_and_arguments == ["my train.py", "--lr", "0.1"]
         assert (arguments.nnodes, arguments.spare_nodes, arguments.token_file) == ("4", 1, "/etc/relight/token")
         ranks.append((arguments.node_rank, arguments.rdzv_endpoint))
@@ -75,7 +74,7 @@ def test_a_controller_that_can_move_makes_all_pods_alike() -> None:
     for group in spec["replicatedJobs"]:
         (container,) = pod(group)["containers"]
         line = next(line for line in container["command"][2].splitlines() if line.startswith("relight"))
-        arguments = make_parser()[0].parse_args(shlex.split(line.replace("$NODE_RANK", "1").removesuffix("&"))[1:])
+        arguments = make_parser().parse_args(shlex.split(line.replace("$NODE_RANK", "1").removesuffix("&"))[1:])
         assert (arguments.lease, arguments.run_dir) == ("relight", "/runs/runs/relight-$JOBSET_UID")
         assert pod(group)["serviceAccountName"] == "relight"
         assert {"JOBSET_UID", "RELIGHT_HOST_ADDRESS"} <= {variable["name"] for variable in container["env"]}
@@ -113,7 +112,7 @@ def test_a_train_job_leaves_the_pods_to_its_runtime() -> None:
     assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
     assert trainer["env"][0]["valueFrom"] == {"secretKeyRef": {"name": "relight-token", "key": "token"}}
     line = next(line for line in trainer["command"][2].splitlines() if line.startswith("relight"))
-    arguments = make_parser()[0].parse_args(shlex.split(line.removesuffix("&"))[1:])
+    arguments = make_parser().parse_args(shlex.split(line.removesuffix("&"))[1:])
     assert (arguments.nnodes, arguments.spare_nodes, arguments.nproc_per_node) == ("auto", 1, "2")
     with pytest.raises(UsageError, match="--claim is for --kind jobset"):
         manifest(*LAST, "--kind", "trainjob", "--claim", "runs:/runs")

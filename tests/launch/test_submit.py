@@ -13,8 +13,7 @@ RUN = ("--nproc-per-node", "2", "my train.py", "--lr", "0.1")
 
 
 def script(*options: str, run: tuple[str, ...] = RUN) -> str:
-    parser, _ = make_parser()
-    return slurm_script(parser.parse_args(["submit", "slurm", *options, "--", *run]))
+    return slurm_script(make_parser().parse_args(["submit", "slurm", *options, "--", *run]))
 
 
 def test_the_script_is_one_for_sbatch() -> None:
@@ -27,7 +26,7 @@ def test_the_script_is_one_for_sbatch() -> None:
 def test_the_line_is_one_for_relight_run() -> None:
     (line,) = [line for line in script("--nodes", "4").splitlines() if " -m relight run " in line]
     words = shlex.split(line.removesuffix("&"))
-    arguments = make_parser()[0].parse_args(words[words.index("run") :])
+    arguments = make_parser().parse_args(words[words.index("run") :])
     assert arguments.script_and_arguments == ["my train.py", "--lr", "0.1"]
     assert (arguments.nnodes, arguments.supplier, arguments.run_dir) == ("auto", "slurm", "runs/$SLURM_JOB_ID")
     assert "--supplier" not in script("--nodes", "4", "--no-orders")

@@ -43,19 +43,19 @@ def run_in(directory: Path, error: str | None) -> Path:
 
 def test_the_run_that_goes_on_is_joined_with_its_settings(tmp_path: Path) -> None:
     directory = run_in(tmp_path / "run", None)
-    found = find_run(make_parser()[0].parse_args(line("--run-dir", str(directory))))
+    found = find_run(make_parser().parse_args(line("--run-dir", str(directory))))
     assert found is not None
     assert (found.world_size, found.run_dir) == (2, str(directory))
     failed = run_in(tmp_path / "failed", "the script raised")
-    assert find_run(make_parser()[0].parse_args(line("--run-dir", str(failed)))) is None
+    assert find_run(make_parser().parse_args(line("--run-dir", str(failed)))) is None
 
 
 def test_a_run_of_another_command_is_not_joined(tmp_path: Path) -> None:
     directory = run_in(tmp_path / "run", None)
     with pytest.raises(UsageError, match=r"a run of another command that has no end \(train.py --lr 0.1\)"):
-        find_run(make_parser()[0].parse_args(line("--run-dir", str(directory), script=("train.py", "--lr", "0.2"))))
+        find_run(make_parser().parse_args(line("--run-dir", str(directory), script=("train.py", "--lr", "0.2"))))
     with pytest.raises(UsageError, match="--lease: give --run-dir too"):
-        find_run(make_parser()[0].parse_args(line()))
+        find_run(make_parser().parse_args(line()))
 
 
 def test_a_host_that_comes_after_the_end_of_the_run_has_nothing_to_do(

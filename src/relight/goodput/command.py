@@ -42,8 +42,8 @@ class _Estimate(msgspec.Struct, frozen=True):
     years_between_shard_losses: float
 
 
-def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """Add `simulate`; returns its parser by its name."""
+def add_command(choices: "argparse._SubParsersAction[Any]") -> None:
+    """Add `simulate`."""
     parser: argparse.ArgumentParser = choices.add_parser(
         "simulate",
         help="what failures would cost a large job, with and without relight",
@@ -51,8 +51,6 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
         "from checkpoints at the best interval, and of the same job with relight; how many standbys to hold; and how "
         "often all replicas of a shard would be lost.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--devices", type=int, default=16_384, metavar="N", help="that train; default 16384")
@@ -98,8 +96,7 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     add("--days", type=float, default=54.0, metavar="D", help="length of the simulated job; default 54")
     add("--seed", type=int, default=0, help="of the simulated job; default 0")
     add("--json", action="store_true", help="print the figures as JSON instead")
-    parser.set_defaults(call=_simulate, command="simulate")
-    return {"simulate": parser}
+    parser.set_defaults(call=_simulate)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:

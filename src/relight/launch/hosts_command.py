@@ -10,13 +10,12 @@ from relight.flags import add_tls, add_token_file
 from relight.wire.connection.handshake import NAME
 
 
-def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+def add_commands(choices: "argparse._SubParsersAction[Any]") -> None:
     """Add the commands of hosts other than the first."""
     agent = choices.add_parser(
         "agent",
         help="let this host join a running job",
         description="Join a running job: this host offers room for standbys and replacements until the job ends.",
-        allow_abbrev=False,
     )
     agent.add_argument("--controller", required=True, metavar="HOST:PORT", help="the job's --rdzv-endpoint")
     agent.add_argument("--name", help="this host's name in the job; default: its host name")
@@ -30,7 +29,6 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
         description="Run another controller of a job on several hosts, on a host that sees its run directory. Its "
         "agents find the controller's address there. Training continues meanwhile; the lost host's ranks are "
         "replaced. Ctrl-C ends the job, as with `relight run`.",
-        allow_abbrev=False,
     )
     controller.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="on storage that all hosts share")
     controller.add_argument(
@@ -46,10 +44,10 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
     add_token_file(controller)
     add_tls(controller)
     controller.set_defaults(call=_controller)
-    return {"agent": agent, "controller": controller, **_add_commands_by_hand(choices)}
+    _add_commands_by_hand(choices)
 
 
-def _add_commands_by_hand(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+def _add_commands_by_hand(choices: "argparse._SubParsersAction[Any]") -> None:
     """Add the commands that ask the controller of a running job for something."""
     drain = choices.add_parser(
         "drain",
@@ -58,7 +56,6 @@ def _add_commands_by_hand(choices: "argparse._SubParsersAction[Any]") -> dict[st
         "warm standby for each of its ranks, all ranks pause after a step, the standbys take over, and no step is "
         "repeated. Then the host leaves the job. SIGTERM to `relight agent`, or to `relight run` on a host other than "
         "the first, does the same. Exit status: 0 the host is free, 1 it is not.",
-        allow_abbrev=False,
     )
     drain.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the job's run directory")
     drain.add_argument("host", metavar="HOST", help="the host's name in the job, for example node-1")
@@ -70,13 +67,11 @@ def _add_commands_by_hand(choices: "argparse._SubParsersAction[Any]") -> dict[st
         help="end a job on several hosts after a last step and a checkpoint",
         description="End a running job on several hosts: after the next step, and a checkpoint if it keeps some. Start "
         "the same command again to go on from there. Exit status: 0 it has ended, 1 it has not.",
-        allow_abbrev=False,
     )
     end.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the job's run directory")
     add_token_file(end)
     add_tls(end)
     end.set_defaults(call=_end)
-    return {"drain": drain, "end": end}
 
 
 def _agent(arguments: argparse.Namespace) -> int:

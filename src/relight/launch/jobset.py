@@ -53,7 +53,6 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
         "pods are made again then.",
         epilog="example: relight submit k8s --nodes 4 --spare-nodes 1 --image registry/train:1 --gpus 8 "
         "-- --nproc-per-node 8 train.py --lr 0.1 | kubectl apply -f -",
-        allow_abbrev=False,
     )
     add = k8s.add_argument
     add("--nodes", type=int, required=True, metavar="M", help="number of nodes, spares included")
@@ -73,7 +72,7 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
     )
     add("--apply", action="store_true", help="hand the manifest to `kubectl apply -f -`")
     add("run_arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
-    k8s.set_defaults(call=_submit, parser=k8s)
+    k8s.set_defaults(call=_submit)
 
 
 def manifest(arguments: argparse.Namespace) -> dict[str, Any]:

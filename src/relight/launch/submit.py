@@ -39,13 +39,12 @@ exit "$status"
 """
 
 
-def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
+def add_command(choices: "argparse._SubParsersAction[Any]") -> None:
     """Add `relight submit`."""
     submit = choices.add_parser(
         "submit",
         help="write a job for Slurm or Kubernetes, or submit it",
         description="Write a job as a cluster manager wants it, or submit it.",
-        allow_abbrev=False,
     )
     managers = submit.add_subparsers(dest="manager", required=True, metavar="MANAGER")
     slurm = managers.add_parser(
@@ -58,7 +57,6 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
         "runs/NUMBER, with the number of the job.",
         epilog="example: relight submit slurm --nodes 4 --spare-nodes 1 --time 24:00:00 --option=--gpus-per-node=8 "
         "-- --nproc-per-node 8 train.py --lr 0.1 | sbatch",
-        allow_abbrev=False,
     )
     slurm.add_argument("--nodes", type=int, required=True, metavar="M", help="number of nodes, spares included")
     slurm.add_argument("--spare-nodes", type=int, default=0, metavar="K", help="the last K of them are spares")
@@ -83,7 +81,6 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     slurm.add_argument("run_arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
     slurm.set_defaults(call=_submit)
     jobset.add_manager(managers)
-    return {"submit": submit}
 
 
 def slurm_script(arguments: argparse.Namespace) -> str:

@@ -35,16 +35,14 @@ examples:
 """
 
 
-def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """Add it; returns its parser by name."""
+def add_command(choices: "argparse._SubParsersAction[Any]") -> None:
+    """Add `relight prove`."""
     prove = choices.add_parser(
         "prove",
         help="test whether a script keeps its bits through failures",
         usage="relight prove [flags] SCRIPT [the script's own arguments]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     launch = add_launch_flags(prove, "workers to start; default 2")
     launch.add_argument(
@@ -64,7 +62,6 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     proof.add_argument("--json", action="store_true", help="print what was found as JSON instead")
     add_waiting_flags(prove.add_argument_group("noticing failures"))
     prove.set_defaults(call=_prove)
-    return {"prove": prove}
 
 
 def add_launch_flags(parser: argparse.ArgumentParser, workers_help: str) -> "argparse._ArgumentGroup":

@@ -40,16 +40,14 @@ examples:
 """
 
 
-def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """Add it; returns its parser by name."""
+def add_command(choices: "argparse._SubParsersAction[Any]") -> None:
+    """Add `relight doctor`."""
     doctor = choices.add_parser(
         "doctor",
         help="say what relight would protect of a script, and what to change",
         usage="relight doctor [flags] SCRIPT [the script's own arguments]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add_launch_flags(doctor, "workers to start; default 2, since much shows only where ranks are compared")
     own = doctor.add_argument_group("the examination")
@@ -59,7 +57,6 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpars
     add_settings(doctor.add_argument_group(VERIFICATION), VERIFICATION)
     add_waiting_flags(doctor.add_argument_group("noticing failures"))
     doctor.set_defaults(call=_doctor)
-    return {"doctor": doctor}
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -13,15 +13,14 @@ from relight.watch.run_dir import EXIT_STATUS, State, find_run
 _STATES = "exit status: 0 finished, 1 failed, 3 running, 4 lost (no controller runs it), 2 wrong command line"
 
 
-def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """Add them; returns their parsers by name."""
+def add_commands(choices: "argparse._SubParsersAction[Any]") -> None:
+    """Add them."""
     status = choices.add_parser(
         "status",
         help="show whether a job is running, finished, failed or lost",
         description="Show the state of a job and its ranks, from the files in its run directory, on any host that "
         "sees them.",
         epilog=_STATES,
-        allow_abbrev=False,
     )
     status.add_argument("--json", action="store_true", help="print everything as JSON instead, with every rank")
     status.set_defaults(call=_status)
@@ -30,7 +29,6 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
         help="show the ranks of a job, live in the terminal",
         description="Show what each rank does, live, from the files in its directory; q leaves. Without a terminal: "
         "once.",
-        allow_abbrev=False,
     )
     top.set_defaults(call=_top)
     events = choices.add_parser(
@@ -38,15 +36,12 @@ def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argpar
         help="print the events of a job as JSON lines for programs",
         description="Print what happened, one JSON object a line: failures, recoveries with their stages, processes, "
         "notices. Names and units are stable: docs/WATCHING.md.",
-        allow_abbrev=False,
     )
     events.add_argument("--follow", action="store_true", help="continue until the job ends; also wait for its start")
     events.add_argument("--schema", action="store_true", help="print the JSON schema of an event instead")
     events.set_defaults(call=_events)
-    found = {"status": status, "top": top, "events": events}
-    for parser in found.values():
+    for parser in (status, top, events):
         add_run_dir(parser)
-    return found
 
 
 def add_run_dir(parser: argparse.ArgumentParser) -> None:

@@ -70,28 +70,23 @@ class _Plan(msgspec.Struct, frozen=True):
     choice: "Choice"
 
 
-def add_commands(choices: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """Add `weights` with its subcommands; return all of these parsers by their full names."""
-    weights = choices.add_parser("weights", help="publish a model's weights, and plan updates", allow_abbrev=False)
+def add_commands(choices: "argparse._SubParsersAction[Any]") -> None:
+    """Add `weights` with its subcommands."""
+    weights = choices.add_parser("weights", help="publish a model's weights, and plan updates")
     subcommands = weights.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
-    return {
-        "weights": weights,
-        "weights plan": _add_plan(subcommands),
-        "weights publish": publish.add_command(subcommands),
-        **relay.add_commands(subcommands),
-    }
+    _add_plan(subcommands)
+    publish.add_command(subcommands)
+    relay.add_commands(subcommands)
 
 
 # --- plan -------------------------------------------------------------------------------------------------------
-def _add_plan(subcommands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
+def _add_plan(subcommands: "argparse._SubParsersAction[Any]") -> None:
     plan: argparse.ArgumentParser = subcommands.add_parser(
         "plan",
         help="plan an update: buckets, rounds, memory, predicted time, and a figure",
         description="Plan an update of weights without running it: cut the tensors into buckets, schedule them over "
         "the devices, predict the time of each form of overlap, choose one, and draw the first rounds.",
         epilog=_PLAN_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = plan.add_argument
     add(
@@ -121,8 +116,7 @@ def _add_plan(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argume
     add("--from-host", action="store_true", help="the devices are host memory: there is no host-to-device copy")
     add("--rounds-shown", type=int, default=2, metavar="N", help="rounds to draw; 0 draws none; default 2")
     add("--json", action="store_true", help="print the plan and the rounds shown as JSON instead")
-    plan.set_defaults(call=_plan, command="weights plan")
-    return plan
+    plan.set_defaults(call=_plan)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ exit status: 0 every engine has the version, 1 some or all have not, 2 wrong com
 """
 
 
-def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.ArgumentParser:
+def add_command(subcommands: "argparse._SubParsersAction[Any]") -> None:
     """Add `weights publish`."""
     parser: argparse.ArgumentParser = subcommands.add_parser(
         "publish",
@@ -47,8 +47,6 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argu
         description="Put a checkpoint into every engine connected at PLACE, through two shared buffers. Each "
         "byte is read from disk once. Engines that come later get the same version, until Ctrl-C.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="a .safetensors file, or a directory with one or several")
@@ -87,8 +85,7 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> argparse.Argu
     )
     add("--draw", action="store_true", help="draw the first buckets as measured, below the plan")
     add("--trace", type=Path, metavar="FILE", help="write every stage of the update to FILE, for ui.perfetto.dev")
-    parser.set_defaults(call=_publish, command="weights publish")
-    return parser
+    parser.set_defaults(call=_publish)
 
 
 def _publish(arguments: argparse.Namespace) -> int:

@@ -39,8 +39,8 @@ Gate and relay run until Ctrl-C, and may be started in any order, before or afte
 """
 
 
-def add_commands(subcommands: "argparse._SubParsersAction[Any]") -> dict[str, argparse.ArgumentParser]:
-    """Add `weights gate` and `weights relay`; return their parsers by their full names."""
+def add_commands(subcommands: "argparse._SubParsersAction[Any]") -> None:
+    """Add `weights gate` and `weights relay`."""
     gate = _add(
         subcommands,
         "gate",
@@ -50,7 +50,7 @@ def add_commands(subcommands: "argparse._SubParsersAction[Any]") -> dict[str, ar
     )
     gate.add_argument("place", metavar="PLACE", type=Path, help="the publisher's directory, as a job's run directory")
     gate.add_argument("endpoint", metavar="ADDRESS:PORT", help="an address of this host, and the port to listen at")
-    gate.set_defaults(call=_gate, command="weights gate")
+    gate.set_defaults(call=_gate)
     relay = _add(
         subcommands,
         "relay",
@@ -61,8 +61,7 @@ def add_commands(subcommands: "argparse._SubParsersAction[Any]") -> dict[str, ar
     relay.add_argument("endpoint", metavar="HOST:PORT", help="where the gate on the publisher's host listens")
     relay.add_argument("place", metavar="PLACE", type=Path, help="a directory shared with the engines; made if missing")
     relay.add_argument("--name", help="name of this relay, for people; default: made of host name and process")
-    relay.set_defaults(call=_relay, command="weights relay")
-    return {"weights gate": gate, "weights relay": relay}
+    relay.set_defaults(call=_relay)
 
 
 def _add(
@@ -73,8 +72,6 @@ def _add(
         help=help,
         description=description,
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--token-file", type=Path, required=True, metavar="FILE", help="the secret that gate and relays share"
