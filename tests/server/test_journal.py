@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.core.protocol.commands import Audience, Notice, Stop
+from relight.core.protocol.commands import Notice, Stop
 from relight.core.protocol.events import ProcessExited, ProcessStarted
 from relight.core.protocol.position import Position
 from relight.server.records.journal import RESERVE_NAME, Journal, JournalInUse, JournalLine, read_journal
@@ -53,7 +53,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         process="w0", exit_status=-9, evidence="was killed", position=Position(step=3, loss=2.5), noticed_ns=5
     )
     unstamped = msgspec.structs.replace(died, position=Position())  # its loss is not a number
-    stop = Stop(audience=Audience.MEMBERS, generation=2, why="w0 died")
+    stop = Stop(generation=2, why="w0 died")
     journal.event(0.5, died)
     journal.commands(0.5, [Notice(level="warning", why="w0 died"), stop])
     journal.event(0.75, unstamped)
@@ -125,7 +125,7 @@ def fill(disk: Path) -> Path:
 
 
 def stop(generation: int) -> Stop:
-    return Stop(audience=Audience.MEMBERS, generation=generation, why="test")
+    return Stop(generation=generation, why="test")
 
 
 def test_a_full_disk_is_told_once_and_what_is_there_stays_readable(full_disk: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_place_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     alarms = Alarms()
     journal = Journal(tmp_path / "missing" / "journal.jsonl", SETTINGS, alarms)
     journal.event(1.0, EVENT)
-    journal.commands(1.0, [Stop(audience=Audience.MEMBERS, generation=2, why="test")])
+    journal.commands(1.0, [Stop(generation=2, why="test")])
     journal.close()
     assert len(alarms) == 1
 

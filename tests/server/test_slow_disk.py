@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.protocol.commands import Audience, Notice, Stop
+from relight.core.protocol.commands import Notice, Stop
 from relight.server.records.journal import Journal
 from relight.wire.settings import JobSettings
 
@@ -25,7 +25,7 @@ def test_orders_that_waited_for_the_disk_are_remembered(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     assert journal.commands(3.0, [Notice(why="nothing that must be safe", level="info")]) == ""
     assert journal.storage_waits == []
-    assert journal.commands(4.0, [Stop(audience=Audience.MEMBERS, generation=2, why="a failure")]) == ""
+    assert journal.commands(4.0, [Stop(generation=2, why="a failure")]) == ""
     (wait,) = journal.storage_waits
     assert wait.at_seconds == 4.0
     assert wait.seconds >= DISK_SECONDS

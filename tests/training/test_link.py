@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.protocol.commands import Audience, Stop
+from relight.core.protocol.commands import Stop
 from relight.core.protocol.events import WorkerNotice
 from relight.training.connection.link import AgentLink
 from relight.wire.connection.framing import decode, encode_frame, make_decoder
@@ -83,7 +83,7 @@ def test_what_goes_wrong_with_one_order_does_not_keep_it_from_the_next(
         link = AgentLink(str(tmp_path / "agent.sock"), "w0", DEADLINE_SECONDS, Broken())
         link.start()
         connection, _ = listener.accept()
-        orders = [Stop(why="", audience=Audience.MEMBERS, generation=number) for number in (2, 3)]
+        orders = [Stop(why="", generation=number) for number in (2, 3)]
         with connection, contextlib.closing(link):
             for order in orders:
                 connection.sendall(encode_frame(order))

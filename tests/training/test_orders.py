@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from relight.core.protocol.commands import Assign, Audience, Stop
+from relight.core.protocol.commands import Assign, Stop
 from relight.core.worker.events import Ordered
 from relight.core.worker.worker import Worker
 from relight.training.process.orders import Orders
@@ -13,7 +13,7 @@ Told = list[tuple[str, str]]
 
 
 def stop(generation: int) -> Stop:
-    return Stop(why="", audience=Audience.MEMBERS, generation=generation)
+    return Stop(why="", generation=generation)
 
 
 @pytest.fixture

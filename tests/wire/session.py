@@ -152,7 +152,7 @@ MESSAGES: tuple[msgspec.Struct, ...] = (
     from_worker("w0", WorkerReleased(process="w0")),
     from_worker("w0", WorkerHello(process="w0", pid=100)),
     from_worker("w0", WorkerNotice(process="w0", rank=0, text="hello")),
-    from_worker("w0", RestoreFailed(process="w0", generation=2, evidence="?", culprit="w2")),
+    from_worker("w0", RestoreFailed(process="w0", generation=2, evidence="?")),
     from_worker("w0", CollectiveFailed(process="w0", rank=0, generation=1, step=3, summary="reset", noticed_ns=9)),
     from_worker("w0", StateDiffers(process="w0", rank=0, generation=1, step=3, digests=(1, 2), noticed_ns=9)),
     from_worker(

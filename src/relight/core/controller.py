@@ -28,7 +28,7 @@ from relight.core.job.shutdown import Shutdown
 from relight.core.job.supplying import Supplying
 from relight.core.membership.members import Members
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Audience, Command, EndJob, Save, StandingOrder
+from relight.core.protocol.commands import Command, EndJob, Save, StandingOrder
 from relight.core.protocol.fault import Fault
 from relight.core.recovery.coverage import Coverage
 from relight.core.stages.agents import Agents
@@ -271,10 +271,6 @@ class Controller:
     def saving_order(self) -> Save | None:
         """The order to write a last checkpoint, once it is given."""
         return self.saving.order
-
-    def audience(self, audience: Audience) -> tuple[str, ...]:
-        """Names of the processes that a command of this audience goes to, now."""
-        return self.members.audience(audience)
 
     def rank_processes(self) -> Mapping[int, str]:
         """Rank to process name, in the order of ranks."""

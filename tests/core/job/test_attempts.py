@@ -238,7 +238,7 @@ def test_a_failed_restore_without_a_death_is_tried_again_and_less_and_less_often
             desk.look()
         waited.append(round(desk.now - since))
         generation = desk.controller.generation
-        assert desk.tell(ev.RestoreFailed(process="w2", generation=generation, evidence="torn", culprit="")) == ()
+        assert desk.tell(ev.RestoreFailed(process="w2", generation=generation, evidence="torn")) == ()
         desk.expire()
         if count + 1 == limit:
             assert "6 attempts in a row" in desk.end().error

@@ -4,7 +4,6 @@ import pytest
 
 from relight.core.protocol.commands import (
     Assign,
-    Audience,
     Begin,
     FallbackTier,
     Release,
@@ -20,13 +19,12 @@ from relight.core.worker import events as ev
 from relight.core.worker.states import State
 from relight.core.worker.worker import Worker
 
-MEMBERS = Audience.MEMBERS
-BEGIN = Begin(why="", audience=MEMBERS, generation=1, buddies=(1, 0))
+BEGIN = Begin(why="", generation=1, buddies=(1, 0))
 SOURCE = Source(rank=0, address="here")
 
 
 def stop(generation: int) -> Stop:
-    return Stop(why="", audience=MEMBERS, generation=generation)
+    return Stop(why="", generation=generation)
 
 
 def restore(
@@ -34,7 +32,6 @@ def restore(
 ) -> Restore:
     return Restore(
         why="",
-        audience=MEMBERS,
         generation=generation,
         target=target,
         attempt=1,
@@ -45,11 +42,11 @@ def restore(
 
 
 def resume(generation: int) -> Resume:
-    return Resume(why="", audience=MEMBERS, generation=generation)
+    return Resume(why="", generation=generation)
 
 
 def save(generation: int, target: int) -> Save:
-    return Save(why="", audience=MEMBERS, generation=generation, target=target, rank=0, writers=())
+    return Save(why="", generation=generation, target=target, rank=0, writers=())
 
 
 def feed(worker: Worker, *events: ev.Event) -> act.Actions:
@@ -139,13 +136,13 @@ def test_after_the_last_step_a_rank_waits_for_release(worker: Worker) -> None:
     do_steps(worker, 10)
     assert kinds(feed(worker, ev.StepWanted())) == ["ReportDone"]
     assert not worker.is_ready
-    released = Release(why="", audience=MEMBERS, generation=1)
+    released = Release(why="", generation=1)
     assert kinds(feed(worker, released, ev.Ordered())) == ["Release"]
 
 
 def test_a_rank_that_is_done_takes_part_in_a_recovery(worker: Worker) -> None:
     do_steps(worker, 10)
-    feed(worker, ev.StepWanted(), Release(why="", audience=MEMBERS, generation=1), stop(2))
+    feed(worker, ev.StepWanted(), Release(why="", generation=1), stop(2))
     assert kinds(feed(worker, ev.Ordered())) == ["ReportStatus"]
 
 
@@ -156,7 +153,7 @@ def test_the_goal_is_the_nearest_end(worker: Worker, cap: int, last: int | None,
 
 
 def test_winding_down_is_said_at_the_next_barrier(worker: Worker) -> None:
-    feed(worker, WindDown(why="", audience=MEMBERS, generation=1))
+    feed(worker, WindDown(why="", generation=1))
     assert worker.winding_down
     assert worker.state is State.OUTSIDE
 
@@ -465,7 +462,7 @@ def test_a_script_that_failed_ends(worker: Worker, saves: bool, passed: bool) ->
 def test_a_script_that_failed_after_its_last_step_ends(worker: Worker) -> None:
     worker.until = 2
     worker.version = 2
-    feed(worker, ev.StepWanted(), Release(why="", audience=MEMBERS, generation=1), ev.Ordered())
+    feed(worker, ev.StepWanted(), Release(why="", generation=1), ev.Ordered())
     feed(worker, ev.ScriptFailed(saves=True))
     assert worker.state is State.ENDING
 

@@ -72,5 +72,5 @@ class Doubts:
 
     @property
     def found(self) -> tuple[DoubtReport, ...]:
-        """In the order in which they were said."""
+        """The doubts, in the order in which they were reported."""
         return tuple(self._found.values())

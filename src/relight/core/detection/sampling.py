@@ -62,7 +62,7 @@ class Watch:
         self.refresh()
 
     def refresh(self) -> None:
-        """After a new sample. Kept, since all ranks are compared much more often than each is sampled."""
+        """Derive from a new sample what is compared much more often than ranks are sampled."""
         self.idle_ns = max(0, self.sample.sampled_ns - self.since_ns - self.excused_ns)
         self.key = _key(self.position)
 

@@ -10,7 +10,7 @@ its ranks have moved, it is lost like any other.
 from relight.core.job.job import Job, Stage
 from relight.core.job.reserve import Reserve
 from relight.core.membership.members import Process
-from relight.core.protocol.commands import Audience, Command, Kill, Notice, ReleaseHost, WindDown
+from relight.core.protocol.commands import Command, Kill, Notice, ReleaseHost, WindDown
 from relight.core.protocol.position import Phase, Position
 
 
@@ -70,7 +70,7 @@ class Draining:
             return []
         self.ordered_in = job.generation
         why = "; ".join(f"{agent} is drained: {reason}" for agent, reason in sorted(job.hosts.draining.items()))
-        return [WindDown(audience=Audience.MEMBERS, generation=job.generation, why=why)]
+        return [WindDown(generation=job.generation, why=why)]
 
     def _give_back(self) -> list[Command]:
         """Release the hosts on which no process is left."""

@@ -17,7 +17,7 @@ from relight.core.membership.host_orders import HostOrders
 from relight.core.membership.hosts import Hosts
 from relight.core.membership.members import Members, Process
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Audience, Command, EndJob, Notice, Stop
+from relight.core.protocol.commands import Command, EndJob, Notice, Stop
 from relight.core.recovery.attempt import RecoveryAttempt
 from relight.core.recovery.buddies import choose_buddies
 from relight.core.recovery.coverage import Coverage
@@ -206,7 +206,7 @@ class Job:
         self.stage = Stage.STOPPING
         self.deadline = now + self.attempt.stop_limit_seconds
         self.job_stats.recoveries.stopping(self.generation, now)
-        return Stop(audience=Audience.MEMBERS, generation=self.generation, why=why)
+        return Stop(generation=self.generation, why=why)
 
     def end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
         """End the job: with an error, or, if it is empty, because training finished."""

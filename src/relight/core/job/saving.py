@@ -5,7 +5,7 @@ import msgspec
 from relight.core.job.job import Job, Stage
 from relight.core.membership.members import Process
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Audience, Command, Kill, Notice, Save
+from relight.core.protocol.commands import Command, Kill, Notice, Save
 from relight.core.recovery.attempt import Ending
 from relight.core.recovery.decision import derived_ranks
 from relight.core.recovery.fallback import last_checkpoint
@@ -74,7 +74,6 @@ class Saving:
             return self.end_unsaved(last, now)
         job.deadline = now + SAVE_SECONDS
         order = Save(
-            audience=Audience.MEMBERS,
             generation=job.generation,
             target=last.target,
             rank=last.writers[0][1],

@@ -3,11 +3,11 @@
 from relight.core.job.job import Job, Stage
 from relight.core.job.saving import Saving
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Audience, Command, Notice, WindDown
+from relight.core.protocol.commands import Command, Notice, WindDown
 
 
 class Shutdown:
-    """In any stage."""
+    """Requests to end the job, in any stage."""
 
     def __init__(self, job: Job, saving: Saving) -> None:
         self._job, self._saving = job, saving
@@ -31,7 +31,7 @@ class Shutdown:
         """Order the last step, again in each generation: no rank remembers the order across a recovery."""
         if not self.reason:
             return []
-        return [WindDown(audience=Audience.MEMBERS, generation=self._job.generation, why=self.reason)]
+        return [WindDown(generation=self._job.generation, why=self.reason)]
 
     def forget_reason(self) -> None:
         """Note that the last step was the last one anyway."""

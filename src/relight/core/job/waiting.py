@@ -29,7 +29,7 @@ def describe(job: Job, entered: Collection[str], backoff: Backoff, now: float) -
 
 
 def for_first_step(members: Members, entered: Collection[str], hosts: int, nodes: int, now: float) -> str:
-    """Before training: hosts that are missing, then ranks whose script has not reached its first step."""
+    """Explain a wait before training: for missing hosts, then for ranks whose script has not reached its first step."""
     if not members.processes:
         missing = nodes - hosts
         return f"waiting for {missing} {'host' if missing == 1 else 'hosts'} to join" if missing > 0 else ""
@@ -57,7 +57,7 @@ def to_decide(members: Members, stopped: Collection[str], world_size: int, now: 
 
 
 def for_next_attempt(members: Members, world_size: int, backoff: Backoff, limit: int | None, now: float) -> str:
-    """After several attempts in a row that failed: the next one is put off. `limit`: so many are made at most."""
+    """Explain a wait after several failed attempts in a row. `limit`: the most attempts."""
     vacant = members.vacant(world_size)
     what = f"start a replacement of {_ranks(vacant)}" if vacant else "restore the replacements"
     ends = "--max-failed-attempts N would end that" if limit is None else f"--max-failed-attempts {limit}"
@@ -88,7 +88,7 @@ def to_resume(members: Members, restored: Collection[str], decided: float, now: 
 
 
 def for_ends(members: Members) -> str:
-    """After training: scripts that have not run to their ends."""
+    """Explain a wait after training: for scripts that have not run to their ends."""
     alive = [p.rank for p in members.processes.values() if p.alive and not p.failed and p.rank is not None]
     return f"waiting for the script of {_ranks(sorted(alive))} to end" if alive else ""
 

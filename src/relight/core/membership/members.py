@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from relight.core.protocol.commands import Audience
 from relight.core.protocol.position import Position
 
 
@@ -141,17 +140,6 @@ class Members:
             del self._holders[process.rank]
             self._left.add(process.rank)
             self._names = None
-
-    def audience(self, audience: Audience) -> tuple[str, ...]:
-        """Names of the processes that a command goes to, in rank order, standbys last."""
-        held = self.by_rank().values()
-        if audience is Audience.SURVIVORS:
-            return tuple(p.name for p in held if not p.replacement)
-        if audience is Audience.REPLACEMENTS:
-            return tuple(p.name for p in held if p.replacement)
-        if audience is Audience.MEMBERS:
-            return tuple(p.name for p in held)
-        return (*(p.name for p in held), *(p.name for p in self.standbys()))
 
     def private_versions(self, rank: int) -> frozenset[int]:
         """Versions for which some failed holder of `rank` left its private state with its agent."""

@@ -1,19 +1,12 @@
 """Commands: the orders that come out of the core. The shells around it carry them out.
 
-A command addresses an *audience*, not each rank, so that a decision is a handful of commands at any scale.
-`Controller.audience` turns an audience into process names.
+A command to workers goes to the members of the job, that is the process of each rank, and is one command at any scale;
+Assign alone goes to one process.
 """
 
 import enum
 
 import msgspec
-
-
-class Audience(enum.StrEnum):
-    SURVIVORS = "survivors"  # members of the job that are not replacements in this generation
-    REPLACEMENTS = "replacements"
-    MEMBERS = "members"  # survivors and replacements: one process per rank
-    EVERYONE = "everyone"  # members and standbys
 
 
 class FallbackTier(enum.StrEnum):
@@ -51,7 +44,6 @@ class Begin(_Command, frozen=True, kw_only=True):
     has, for each part of a divided state, its key and the rank that writes it into checkpoints.
     """
 
-    audience: Audience
     generation: int
     buddies: tuple[int, ...] = ()
     writers: tuple[tuple[str, int], ...] = ()
@@ -68,7 +60,6 @@ class Assign(_Command, frozen=True, kw_only=True):
 class Stop(_Command, frozen=True, kw_only=True):
     """Close the older generation: collectives fail at once, a write in progress finishes, then stand still."""
 
-    audience: Audience
     generation: int
 
 
@@ -91,7 +82,6 @@ class Restore(_Command, frozen=True, kw_only=True):
     own snapshot of `target`. CHECKPOINT: `sources` read their parts from the disk, and `targets` copy from them.
     """
 
-    audience: Audience
     generation: int
     target: int
     attempt: int
@@ -108,7 +98,6 @@ class Restore(_Command, frozen=True, kw_only=True):
 class Resume(_Command, frozen=True, kw_only=True):
     """The handshake agreed: train on from the target version. `buddies` and `writers` as in Begin."""
 
-    audience: Audience
     generation: int
     buddies: tuple[int, ...] = ()
     writers: tuple[tuple[str, int], ...] = ()
@@ -123,7 +112,6 @@ class Save(_Command, frozen=True, kw_only=True):
     holders' agents. Of those in `derived` there is none, and it follows from rank and step.
     """
 
-    audience: Audience
     generation: int
     target: int
     rank: int
@@ -135,14 +123,12 @@ class Save(_Command, frozen=True, kw_only=True):
 class WindDown(_Command, frozen=True, kw_only=True):
     """The next step that all ranks finish is the last one for now: the job is to end, or ranks move to other hosts."""
 
-    audience: Audience
     generation: int
 
 
 class Release(_Command, frozen=True, kw_only=True):
     """Training finished: leave the loop and run to the end of the script; standbys exit."""
 
-    audience: Audience
     generation: int
 
 

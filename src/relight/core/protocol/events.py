@@ -196,7 +196,7 @@ class Restored(_Event, frozen=True, kw_only=True):
 
 
 class StateDiffers(_Event, frozen=True, kw_only=True):
-    """Before the barrier of a step every rank saw that their states of its version are not the same."""
+    """Every rank saw, before the barrier of a step, that their states of its version differ."""
 
     process: str
     rank: Whole
@@ -213,7 +213,6 @@ class RestoreFailed(_Event, frozen=True, kw_only=True):
     process: str
     generation: Whole
     evidence: str
-    culprit: str  # the process it was waiting for, or ""
 
 
 class StepResumed(_Event, frozen=True, kw_only=True):

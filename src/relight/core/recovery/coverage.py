@@ -253,7 +253,7 @@ def describe(covered: Coverage) -> tuple[str, ...]:
 
 
 def _says_nothing(loss: Loss, below: Mapping[str, TierCost]) -> bool:
-    """That a job on one host does not outlive it, everybody knows."""
+    """Whether a loss is obvious: that of the only host, without checkpoints."""
     return loss.what == "a host" and loss.cases == loss.fatal == 1 and "checkpoint" not in below
 
 

@@ -172,7 +172,7 @@ def has_gone_back(reports: Sequence[Stopped], version: int) -> bool:
 
 
 def _newest_checkpoint(reports: Sequence[Stopped], trusted: int | None) -> int:
-    """That every rank can see."""
+    """The newest checkpoint that every rank can see; -1: there is none."""
     seen = [{v for v in report.checkpoints if trusted is None or v <= trusted} for report in reports]
     return max(set.intersection(*seen), default=-1) if seen else -1
 

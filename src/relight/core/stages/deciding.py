@@ -8,7 +8,7 @@ from relight.core.job.job import Job, Stage
 from relight.core.membership.members import Process
 from relight.core.membership.recent import Recent
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Audience, Command, FallbackTier, Notice, Restore, Source
+from relight.core.protocol.commands import Command, FallbackTier, Notice, Restore, Source
 from relight.core.protocol.position import Phase
 from relight.core.recovery.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.recovery.fallback import (
@@ -55,7 +55,6 @@ class Deciding:
             self._starts.add(decision.target)
         return [
             Restore(
-                audience=Audience.MEMBERS,
                 generation=job.generation,
                 target=decision.target,
                 attempt=self._starts[decision.target],
@@ -116,8 +115,10 @@ class Deciding:
         return {report.rank: self._private_versions(report.rank) for report in reports if report.blank}
 
     def _private_versions(self, rank: int) -> frozenset[int]:
-        """In a fallback only its target counts: other versions are undone, and would hide that the state is lost, in
-        which case it may follow from rank and step."""
+        """Versions for which a rank's private state is left; in a fallback only its target counts.
+
+        Others are undone, and would hide that the state is lost, in which case it may follow from rank and step.
+        """
         versions = self._job.members.private_versions(rank)
         return versions if self._unfinished is None else versions & {self._unfinished}
 
@@ -190,7 +191,6 @@ class Deciding:
     def _fallback_order(self, plan: FallbackPlan, reports: Sequence[ev.Stopped], undone: int, cost: str) -> Restore:
         asked = {plan.places[rank] for rank in plan.targets} or {(source, -1) for source in plan.sources}
         return Restore(
-            audience=Audience.MEMBERS,
             generation=self._job.generation,
             target=plan.target,
             attempt=self._starts[plan.target],

@@ -7,7 +7,7 @@ from relight.core.job.reserve import Reserve
 from relight.core.job.shutdown import Shutdown
 from relight.core.membership.members import Process
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Audience, Command, Kill, Release
+from relight.core.protocol.commands import Command, Kill, Release
 
 
 class Finishing:
@@ -46,7 +46,7 @@ class Finishing:
             self._shutdown.forget_reason()
         job.job_stats.finished(reports, job.shards.digest([report.state_digest for report in reports]), now)
         why = "every rank committed its last step"
-        release = Release(audience=Audience.MEMBERS, generation=job.generation, why=why)
+        release = Release(generation=job.generation, why=why)
         return [release, *self._reserve.end_all("training finished")]
 
     def _move_ranks(self, version: int, now: float) -> list[Command]:

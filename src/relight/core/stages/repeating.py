@@ -8,7 +8,6 @@ from relight.core.job.saving import Saving
 from relight.core.job.shutdown import Shutdown
 from relight.core.protocol.commands import (
     Assign,
-    Audience,
     Begin,
     Command,
     Kill,
@@ -22,7 +21,7 @@ from relight.core.stages.starting import Starting
 
 
 class Repeating:
-    """After a death in the control plane. A process that has obeyed an order ignores it the second time."""
+    """Orders given again after a death in the control plane. A process ignores an order that it has obeyed."""
 
     def __init__(
         self,
@@ -69,16 +68,15 @@ class Repeating:
         if job.stage is Stage.SAVING:  # as with a recovery; files that were written stay
             return out + self._saving.begin(now)
         why, buddies, writers = "again: the controller was restarted", job.buddies(), job.writers()
-        all_members, generation = Audience.MEMBERS, job.generation
-        out.append(Begin(audience=all_members, generation=generation, buddies=buddies, writers=writers, why=why))
+        generation = job.generation
+        out.append(Begin(generation=generation, buddies=buddies, writers=writers, why=why))
         if job.stage is Stage.FINISHING:
-            return [*out, Release(audience=all_members, generation=generation, why=why)]
+            return [*out, Release(generation=generation, why=why)]
         if job.stage is not Stage.TRAINING:
             return out + self._recover_again(why, now)
         job.deadline = None if job.attempt.suspected_collective is None else now + COLLECTIVE_GRACE_SECONDS
         notice = Notice(why="the controller is back; training went on meanwhile", level="info")
         resume = Resume(
-            audience=all_members,
             generation=generation,
             buddies=buddies,
             writers=writers,

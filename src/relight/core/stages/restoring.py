@@ -8,7 +8,7 @@ from relight.core.job.reserve import Reserve
 from relight.core.job.saving import Saving
 from relight.core.job.shutdown import Shutdown
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Audience, Command, Notice, Resume
+from relight.core.protocol.commands import Command, Notice, Resume
 from relight.core.recovery.decision import Decision
 from relight.core.recovery.fallback import Fallback
 from relight.core.recovery.shards import Shards
@@ -74,7 +74,6 @@ class Restoring:
         notice = Notice(why=job.job_stats.recoveries.describe(now), level="info")
         job.job_stats.recoveries.resumed(now)
         resume = Resume(
-            audience=Audience.MEMBERS,
             generation=job.generation,
             buddies=job.buddies(),
             writers=job.writers(),
@@ -82,7 +81,7 @@ class Restoring:
             why=f"all ranks hold version {decision.target} "
             f"({job.shards.digest([report.state_digest for report in reports])})",
         )
-        self.to_resume = set(job.members.audience(Audience.MEMBERS))
+        self.to_resume = set(job.members.names_by_rank().values())
         ending = self._shutdown.wind_down()
         return [resume, *(ending or self._draining.advance(now)), notice, *self._reserve.surplus()]
 

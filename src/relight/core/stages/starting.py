@@ -6,7 +6,7 @@ from relight.core.job.job import Job, Stage
 from relight.core.job.reserve import Reserve
 from relight.core.membership.members import Process
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import Assign, Audience, Begin, Command, Kill, Notice
+from relight.core.protocol.commands import Assign, Begin, Command, Kill, Notice
 from relight.core.recovery.coverage import coverage, describe
 from relight.core.recovery.shards import Shards, content_mismatch
 
@@ -66,7 +66,6 @@ class Starting:
             *self._cover(reports),
             *(self._reserve.top_up(now) if job.settings.spare_nodes else []),  # spares are not waited for any longer
             Begin(
-                audience=Audience.MEMBERS,
                 generation=job.generation,
                 buddies=job.buddies(),
                 writers=job.writers(),

@@ -1,6 +1,7 @@
 """Carries out the core's commands: each becomes messages to agents, a change of the store, or a line for people."""
 
 from relight.core.protocol import commands as cmd
+from relight.core.protocol.commands import WorkerCommand
 from relight.server.job.job import Job
 from relight.server.job.job_end import JobEnd
 from relight.server.job.private_state import PrivateStates
@@ -35,18 +36,18 @@ class Orders:
                 if isinstance(command, cmd.Begin):
                     self._reports.write_coverage()
                 self._job.store.open(command.generation)
-                self._job.agents.order(self._job.core.audience(command.audience), command)
+                self._order_members(command)
             case cmd.Restore():
                 self._private.hand_over(command)
-                self._job.agents.order(self._job.core.audience(command.audience), command)
+                self._order_members(command)
             case cmd.Resume():
-                self._job.agents.order(self._job.core.audience(command.audience), command)
+                self._order_members(command)
                 self._job.agents.forget_dead()
             case cmd.Save():
                 self._private.collect(command)
-                self._job.agents.order(self._job.core.audience(command.audience), command)
+                self._order_members(command)
             case cmd.WindDown() | cmd.Release():
-                self._job.agents.order(self._job.core.audience(command.audience), command)
+                self._order_members(command)
             case cmd.ReleaseHost():
                 self._job.agents.release(command)
                 self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=False))
@@ -62,3 +63,6 @@ class Orders:
                 self._job.observers.tell(command.level, command.why)
             case cmd.EndJob():
                 self._end.begin(command)
+
+    def _order_members(self, command: WorkerCommand) -> None:
+        self._job.agents.order(self._job.core.rank_processes().values(), command)

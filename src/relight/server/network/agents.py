@@ -198,7 +198,7 @@ class Agents:
         agent.running.discard(process)
         self._dead.add(process)
 
-    def order(self, processes: Sequence[str], command: WorkerCommand | msg.StoreLost) -> None:
+    def order(self, processes: Iterable[str], command: WorkerCommand | msg.StoreLost) -> None:
         """Send a command in one frame to each agent that runs any of these processes."""
         payload = encode_payload(command)
         names_of: dict[Agent, list[str]] = {}

@@ -199,9 +199,7 @@ def _report_restore_failure(worker: "Worker", action: act.ReportRestoreFailure) 
     order = worker.machine.order
     assert order is not None
     worker.copying = None
-    worker.report(
-        ev.RestoreFailed(process=worker.name, generation=order.generation, evidence=action.evidence, culprit="")
-    )
+    worker.report(ev.RestoreFailed(process=worker.name, generation=order.generation, evidence=action.evidence))
 
 
 def lose_patience(worker: "Worker") -> None:

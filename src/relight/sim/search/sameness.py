@@ -42,7 +42,7 @@ _HOLDS_GRADIENT = frozenset({"COMPARE", "PREPARE", "READY", "BARRIER", "FINISH",
 # Of a message: who says it (the queue tells), and what only people and reports read.
 _UNREAD_FIELDS = frozenset(
     "process rank restore_address restore_endpoint evidence summary traceback why noticed_ns step pid slot agent "
-    "stop_seconds progress attempt sources targets derived culprit".split()
+    "stop_seconds progress attempt sources targets derived".split()
 )
 
 

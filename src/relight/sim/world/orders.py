@@ -24,13 +24,13 @@ def carry_out(world: "World", command: cmd.Command) -> None:
             world.tell(command.process, command)
         case cmd.Begin() | cmd.Stop():
             _open_store(world, command.generation)
-            _tell_audience(world, command)
+            _tell_members(world, command)
         case cmd.Restore():
             for rank in command.targets:
                 _hand_over_private_state(world, rank, command.target)
-            _tell_audience(world, command)
+            _tell_members(world, command)
         case cmd.Resume() | cmd.Save() | cmd.WindDown() | cmd.Release():
-            _tell_audience(world, command)
+            _tell_members(world, command)
         case cmd.EndJob():
             world.end = command
             world.checker.final(command, world.controller.report())
@@ -56,8 +56,8 @@ def _open_store(world: "World", generation: int) -> None:
     world.store_generation = max(world.store_generation, generation)
 
 
-def _tell_audience(
+def _tell_members(
     world: "World", command: cmd.Begin | cmd.Stop | cmd.Restore | cmd.Resume | cmd.Save | cmd.WindDown | cmd.Release
 ) -> None:
-    for name in world.controller.audience(command.audience):
+    for name in world.controller.rank_processes().values():
         world.tell(name, command)

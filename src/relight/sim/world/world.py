@@ -71,7 +71,6 @@ class World:
         self.meetings: dict[int, Rendezvous] = {}
         self.store_generation = 0
         self.disk = Disk(settings.world_size)
-        self.first_generation = 1  # of the newest group that was formed from the start, without a rendezvous
         self.end: EndJob | None = None
 
     # --- what a driver adds ---------------------------------------------------------------------------------------

@@ -114,5 +114,5 @@ class Reports:
 
     def restore_failed(self, generation: int, evidence: str) -> None:
         """Report that this rank could not be restored."""
-        failed = RestoreFailed(process=self._process, generation=generation, evidence=evidence, culprit="")
+        failed = RestoreFailed(process=self._process, generation=generation, evidence=evidence)
         self._link.send(failed, report=True)
