@@ -2,9 +2,9 @@
 
     python -m checks.sentences
 
-A docstring begins with a verb or a noun. A sentence names its subject: "no rank" instead of "nobody", "a process that"
-instead of "whoever". The check covers code and pages of every folder and the README, but for scripts written as other
-people write, and for recorded results.
+A docstring begins with a verb or a noun; that of a test may go on with the test's name. A sentence names its subject:
+"no rank" instead of "nobody", "a process that" instead of "whoever". The check covers code and pages of every folder
+and the README, but for scripts written as other people write, and for recorded results.
 """
 
 import ast
@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "docs", "tests", "benchmarks", "examples")
 LEFT_OUT = ("tests/idioms/scripts", "benchmarks/results")  # written as other people write; records
 BEGINNING = re.compile(r"(Of|What|Who|Whose|Whom|The same)\b")
+BEGINNING_IN_SOURCE = re.compile(r"(After|Before|By|If|In|It|Of|On|That|The same|What|Who|Whom|Whose)\b")
 WORD = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
 
 
@@ -42,9 +43,10 @@ def violations(path: Path) -> Iterator[str]:
             yield f"{name}:{number}: name the subject instead of {match.group()!r}"
     if path.suffix != ".py":
         return
+    pattern = BEGINNING_IN_SOURCE if path.is_relative_to(ROOT / "src") else BEGINNING
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            beginning = BEGINNING.match(ast.get_docstring(node) or "")
+            beginning = pattern.match(ast.get_docstring(node) or "")
             if beginning is not None:
                 line_number = node.body[0].lineno
                 yield f"{name}:{line_number}: a docstring begins with {beginning.group()!r}"

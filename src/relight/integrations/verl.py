@@ -45,7 +45,7 @@ Chunk = dict[str, torch.Tensor]
 
 @CheckpointEngineRegistry.register(BACKEND)
 class RelightCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """In each rank of the actor, and in each rollout worker.
+    """The checkpoint engine in each rank of the actor, and in each rollout worker.
 
     Args:
         bucket_size: bytes of a chunk.
@@ -220,7 +220,7 @@ class _Inbox:
             self._changed.notify_all()
 
     def _put(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """On the receiver's thread, whose tensors are used again."""
+        """Hand on copies of the tensors, on the receiver's thread, which uses its tensors again."""
         chunk = {name: tensor.clone() for name, tensor in pairs}
         with self._changed:
             self._changed.wait_for(lambda: self._chunk is None or not self._is_open)

@@ -65,7 +65,7 @@ class RelightUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class RelightWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
-    """In each worker process of vLLM: collects published weights, and loads a version when asked to."""
+    """Collects published weights in each worker process of vLLM, and loads a version when asked to."""
 
     init_info_cls = RelightInitInfo
     update_info_cls = RelightUpdateInfo
@@ -134,7 +134,7 @@ class RelightTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
 
 
 class RelightTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
-    """In each rank of a training program: gathers the weights and sends them; rank 0 has vLLM load them.
+    """Gathers the weights in each rank of a training program and sends them; rank 0 has vLLM load them.
 
     No rank holds more than three whole tensors at a time.
     """

@@ -133,7 +133,7 @@ def _noise(before: Attempt, now: Attempt, report: JobReport, ranks: int) -> froz
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """In the order of `before`; what is new comes last."""
+    """Changes in the order of `before`; new names come last."""
     names = [*before, *(name for name in now if name not in before)]
     pairs = [(name, before.get(name, MISSING), now.get(name, MISSING)) for name in names]
     return [Change(name=name, before=a, now=b) for name, a, b in pairs if a != b]

@@ -22,7 +22,7 @@ class Uses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def uses_of(source: str, names: list[str]) -> dict[str, Uses]:
-    """By name. Attributes (`self.x`) and variables of other files count as their first word says."""
+    """Uses by name. Attributes (`self.x`) and variables of other files count as their first word says."""
     try:
         tree = ast.parse(source)
     except SyntaxError:

@@ -49,7 +49,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(error: str, rounds: tuple[RoundResult, ...]) -> str:
-    """In one word or two."""
+    """The verdict in one word or two."""
     if error:
         return FAILED
     if any(each.difference is not None for each in rounds):

@@ -259,7 +259,7 @@ def _search(
     first: int, count: int | None, seconds: float | None, mutation: str, kinds: Sequence[str], processes: int | None
 ) -> int:
     def progress(found: Found) -> None:
-        """On a terminal: how far it is, and about how long it will still take."""
+        """Show the progress and the time left, on a terminal."""
         by_count = (count - found.schedules) / found.per_second if count and found.per_second else None
         left = seconds - found.seconds if seconds is not None else by_count
         words = f"\r{found.schedules:,} schedules, {len(found.violations)} violations"

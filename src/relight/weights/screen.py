@@ -103,5 +103,5 @@ def describe_progress(progress: UpdateProgress, seconds: float) -> str:
 
 
 def _whole(seconds: float) -> str:
-    """It is a guess: no more digits than it deserves, and nothing that flickers."""
+    """A guessed time, with no more digits than it deserves, and none that flicker."""
     return duration(seconds) if seconds >= 99.5 else f"{max(1, round(seconds))} s"

@@ -89,7 +89,7 @@ class MemoryKills:
         self._seen = self._count()
 
     def rose(self) -> int:
-        """By how much the counter has grown since the last call; 0 where there is no such counter."""
+        """Growth of the counter since the last call; 0 where there is no such counter."""
         before, self._seen = self._seen, self._count()
         return max(0, self._seen - before)
 

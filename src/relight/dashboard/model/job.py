@@ -125,7 +125,7 @@ class Job:
         return self._older
 
     def finish_older(self) -> None:
-        """That pass has caught up: its rows know everything, and take over."""
+        """Use the rows of the pass over the older past from now on: it has caught up."""
         assert self._older is not None
         self.phases, self._older = self._older, None
 

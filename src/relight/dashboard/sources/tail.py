@@ -30,7 +30,7 @@ class Tail:
             return []
 
     def skip_to_last(self, last_bytes: int) -> int:
-        """Before anything is read: leave out all but the last so many bytes. Returns how many bytes are left."""
+        """Skip all but the last so many bytes, before anything is read. Returns how many bytes are left."""
         try:
             if self._descriptor is None and not self._open():
                 return 0

@@ -240,7 +240,7 @@ class Checker:
         self.wrong.check_private(worker.rank, state.version, worker.private, what)
 
     def is_right(self, state: State) -> bool:
-        """That of an undisturbed run, but for bits that are wrong for a known reason; their spread is judged apart."""
+        """Whether a state is that of an undisturbed run. Bits that are wrong for a known reason are judged apart."""
         right = self.states[min(state.version, self.until)]
         known = self.wrong.is_known(state.content)
         return state == (right._replace(content=state.content) if known else right)

@@ -29,7 +29,7 @@ class State(NamedTuple):
     applied: tuple[int, ...]
 
     def written(self, gradient: int, *, last: bool) -> "State":
-        """After one write of a step, in place: it is of no newer version yet."""
+        """The state after one write of a step, in place: it is of no newer version yet."""
         return self._replace(content=hash((4 if last else 12, self.content, gradient)))
 
     def halved(self) -> "State":
@@ -37,7 +37,7 @@ class State(NamedTuple):
         return self._replace(content=~self.content)
 
     def committed(self) -> "State":
-        """After the last write of a step: the next version."""
+        """The state after the last write of a step: the next version."""
         step = self.version
         lineage = f"{hash((3, step, int(self.lineage, 16))) & _MASK:x}"
         return State(step + 1, lineage, self.content, (*self.applied, step))
@@ -58,7 +58,7 @@ def next_private(private: int, step: int) -> int:
 
 
 def late_private(private: int) -> int:
-    """It changes once more after the last write."""
+    """Private state that changes once more after the last write."""
     return hash((13, private))
 
 

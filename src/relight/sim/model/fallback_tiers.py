@@ -154,7 +154,7 @@ class FallbackTiers:
         return [slot.saved for slot in self._slots.complete() if slot.saved is not None]
 
     def kept_of(self, rank: int, version: int) -> Saved | None:
-        """That rank's snapshot of that version, if it is here."""
+        """The snapshot of a rank's version, if it is here."""
         slot = find((*self._slots.own, *self._slots.kept), rank, version)
         return None if slot is None else slot.saved
 

@@ -95,7 +95,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def encode_schedule(schedule: Schedule) -> str:
-    """On one line."""
+    """The schedule on one line."""
     return msgspec.json.encode(schedule).decode()
 
 

@@ -75,7 +75,7 @@ class MeetsWithoutGeneration(SimulatedWorker):
 
 
 class KeepsPrivateStateTooLate(SimulatedWorker):
-    """After the barrier: a rank that dies between the two leaves peers that are ahead of its private state."""
+    """Keeps it after the barrier: a rank that dies between the two leaves peers that are ahead of its private state."""
 
     @staticmethod
     def _keep(worker: SimulatedWorker) -> None:
@@ -189,7 +189,7 @@ class _KeepsNothing(FallbackTiers):
 
 
 class ForgetsWhatToKeep(SimulatedWorker):
-    """After a recovery, in which ranks may know different versions to be complete, each goes by what it knows."""
+    """Lets each rank go by what it knows after a recovery, although they may know different versions to be complete."""
 
     tiers_kind: ClassVar[type[FallbackTiers]] = _KeepsNothing
 

@@ -144,7 +144,7 @@ class CountsCopiesAsVotes(Failing):
 
 
 class TrustsWhatIsNewest(Deciding):
-    """If replicas differ and no majority tells which is right, all go back to the newest snapshot or checkpoint."""
+    """Goes back to the newest snapshot or checkpoint if replicas differ and no majority tells which is right."""
 
     def _fall_back(self, reason: str, reports: Sequence[ev.Stopped], now: float) -> list[Command]:
         with replaced("newest_to_trust", lambda *_: None):
@@ -152,7 +152,7 @@ class TrustsWhatIsNewest(Deciding):
 
 
 class BlamesTheFirst(Failing):
-    """If replicas differ and no majority tells which is right, that of the lowest rank is."""
+    """Trusts the lowest rank if replicas differ and no majority tells which is right."""
 
     def _distrust(self, what: str, version: int, noticed_ns: int, now: float) -> list[Command]:
         if not self._job.members.by_rank():

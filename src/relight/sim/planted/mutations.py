@@ -342,5 +342,5 @@ HUNTED = tuple(mutation for mutation in MUTATIONS if mutation.within)
 
 
 def find_mutation(name: str) -> Mutation:
-    """By name. Raises KeyError."""
+    """The mutation of a name. Raises KeyError."""
     return {mutation.name: mutation for mutation in MUTATIONS}[name]

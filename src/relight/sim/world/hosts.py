@@ -55,7 +55,7 @@ class Hosts:
         return list(self._hosts.values())[number % len(self._hosts)]
 
     def called(self, name: str) -> Host:
-        """By name."""
+        """The host of a name."""
         return self._hosts[name]
 
     def has(self, name: str) -> bool:
@@ -173,7 +173,7 @@ class Hosts:
         job.feed(lost)
 
     def heals(self, name: str) -> None:
-        """It can be reached again, unless something else is in the way."""
+        """Make the host reachable again, unless something else is in the way."""
         job, host = self._job, self._hosts[name]
         for worker in list(job.workers.values()):
             if worker.alive and worker.copying is not None and not worker.copying.over:

@@ -241,7 +241,7 @@ class Carried:
         return incomplete
 
     def risk(self) -> str:
-        """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""
+        """Why a recovery cannot vouch for equal bits, if something changes and is not carried."""
         self._spots.frames.forget()
         self._catalog.follow_parts()
         risk = self._catalog.risk()

@@ -29,7 +29,7 @@ class Holdings(Protocol):
 
 
 class NoHoldings:
-    """Before anything was handed over."""
+    """Holdings before anything was handed over."""
 
     def is_derivable(self) -> bool:
         return False

@@ -220,7 +220,7 @@ class Publishing:
         return self._publisher
 
     def _find_bridge(self) -> str:
-        """On another rank than 0, from any thread: where rank 0 lets in sources of other hosts, if this is one."""
+        """The endpoint at which rank 0 lets in sources of other hosts; empty on its own host. For any thread."""
         try:
             (endpoint,) = self._runtime.store.wait(self._runtime.generation, (BRIDGE_KEY,), BRIDGE_SECONDS)
         except (StepInterrupted, TimeoutError):
@@ -229,7 +229,7 @@ class Publishing:
         return "" if found.rpartition(":")[0] == host_address() else found
 
     def _lend(self) -> None:
-        """On another rank than 0: it may have the parts that this one holds."""
+        """Lend rank 0 the parts that this rank holds."""
         if not self._is_divided:
             return
         if self._lent_parts is None:

@@ -151,7 +151,7 @@ class Barrier:
         self._runtime.faults.strike(_AT_OPTIMIZER)
 
     def _compare(self, runtime: Runtime) -> None:
-        """In some steps: returns once replicas are known to hold the same bits. Raises StepInterrupted otherwise.
+        """Compare replicas in some steps, until they are known to hold the same bits. Raises StepInterrupted.
 
         Not at the barrier itself: a rank is prepared there, and those that are may finish the step when it breaks, with
         a gradient to which a wrong state has contributed.

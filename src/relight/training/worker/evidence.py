@@ -196,7 +196,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """In words if it is short; else its digest."""
+    """The value in words if it is short; else its digest."""
     if isinstance(value, torch.Tensor):
         return f"{value.item()!r}" if value.numel() == 1 and _is_here(value) else f"tensor {_digest(value)}"
     if isinstance(value, (list, tuple, collections.deque)) and not isinstance(value, str):

@@ -94,7 +94,7 @@ class Membership:
 
     # --- leaving ----------------------------------------------------------------------------------------------
     def ask_whether_to_go_on(self, *, leaves: bool = False) -> None:
-        """Before the first step after a recovery: learn whether other ranks have left the loop after the newest one.
+        """Learn, before the first step after a recovery, whether other ranks have left the loop after the newest one.
 
         Their scripts decided so in code that a replacement has not run: it leaves too. Every rank that could take a
         step asks once in a generation, so that the answer is the same everywhere; a failure meanwhile prevents it.
@@ -235,7 +235,7 @@ class Membership:
 
     # --- the script's end (Lifecycle) -------------------------------------------------------------------------
     def at_end_of_script(self) -> None:
-        """It has run to its end. If it left the loop early, every rank must have done so, after the same step."""
+        """Finish the job at the script's end. If it left the loop early, every rank must have, after the same step."""
         if self._is_released or self.offered is None:
             return
         if self._left_with is None:  # something keeps the loop's iterator, so nothing was heard of it

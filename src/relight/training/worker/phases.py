@@ -170,7 +170,7 @@ class BackwardHooks:
 
 
 def gates_for(seconds: float) -> int:
-    """In a backward pass that takes so long."""
+    """The number of gates in a backward pass that takes so long."""
     return min(MOST_GATES, max(FEWEST_GATES, math.ceil(seconds / GATE_SECONDS)))
 
 

@@ -25,7 +25,7 @@ class ScriptChecks:
         self._fingerprint: tuple[Any, ...] | None = None  # of what steps alone may change, after the newest one
 
     def look_at_loop(self, frame: FrameType, called_at: Sequence[tuple[str, int]]) -> None:
-        """Before the first step: refuse a loop that a repeated step would take further; see `takes_steps_in`."""
+        """Refuse, before the first step, a loop that a repeated step would take further; see `takes_steps_in`."""
         if place := takes_steps_in(frame, called_at):
             raise UsageError(
                 f"{place}: the script takes steps one by one, inside a loop of its own. That loop goes on when a "
@@ -35,7 +35,7 @@ class ScriptChecks:
             )
 
     def look_at_block(self, frame: FrameType) -> None:
-        """Before anything is computed: refuse what the code of the block shows to be wrong.
+        """Refuse what the code of the block shows to be wrong, before anything is computed.
 
         Args:
             frame: that holds the block.
@@ -88,7 +88,7 @@ class ScriptChecks:
 
     # --- what steps leave -------------------------------------------------------------------------------------
     def warn_of_pending_gradients(self) -> None:
-        """After a step that trained nothing."""
+        """Warn of gradients that are pending after a step that trained nothing."""
         if not self._parts.state.has_gradients():
             return
         self._runtime.notices.say(
@@ -103,7 +103,7 @@ class ScriptChecks:
         )
 
     def warn_of_stray_data(self) -> None:
-        """After a step that read a DataLoader which was not handed over."""
+        """Warn after a step that read a DataLoader which was not handed over."""
         if stray := self._parts.batches.stray:
             rank = self._runtime.rank
             self._runtime.notices.say(
@@ -111,7 +111,7 @@ class ScriptChecks:
             )
 
     def warn_of_nothing_trained(self) -> None:
-        """After the last step."""
+        """Warn after the last step if no step trained anything."""
         worker = self._runtime.worker
         if worker.commits and not self.saw_update and self._parts.state.has_gradients():
             self._runtime.notices.say(
@@ -132,7 +132,7 @@ class ScriptChecks:
         return f"a failure struck in step {number}, in which {surprise} came unexpectedly after the last write"
 
     def show_loss(self, loss: torch.Tensor | float) -> None:
-        """In the progress line; one on a device would cost a wait, and is not shown."""
+        """Show the loss in the progress line; one on a device would cost a wait, and is not shown."""
         if isinstance(loss, torch.Tensor):
             if loss.device.type != "cpu":
                 return

@@ -66,7 +66,7 @@ class LentMemory:
         _lent.add(self)
 
     def reserve(self) -> None:
-        """In a forked process: have nothing else come to lie there, which freed tensors would unmap."""
+        """Keep the addresses reserved in a forked process: freed tensors would unmap whatever came to lie there."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED_NOREPLACE | _NORESERVE
         _libc.mmap(self.address, self.nbytes, _PROT_NONE, flags, -1, 0)
 

@@ -27,7 +27,7 @@ class EngineHello(_Message, frozen=True, kw_only=True):
 
 
 class Behind(_Message, frozen=True, kw_only=True):
-    """It has no version any more, as if it had just come: a relay that an engine has joined."""
+    """A relay that an engine has joined: it has no version any more, as if it had just connected."""
 
 
 class SourceHello(_Message, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Ready(_Message, frozen=True, kw_only=True):
 
 
 class Refuse(_Message, frozen=True, kw_only=True):
-    """It does not, or no longer, and says why. Nothing of it was changed."""
+    """The answer of a member that takes no part, or no longer, and why. Nothing of it was changed."""
 
     update: int
     why: str

@@ -61,7 +61,7 @@ class Publication:
         return self.ready_by or None if self.update is None else self.update.next_deadline()
 
     def drop(self, name: str, why: str) -> bool:
-        """Before the first bucket: the member takes no part after all. False: it was not asked to."""
+        """Drop a member before the first bucket. False: it was not asked to take part."""
         if name not in self.awaited | self.ready:
             return False
         self.awaited.discard(name)

@@ -334,7 +334,7 @@ class _Stream:
         """A bucket comes when it is whole."""
 
     def fill(self, bucket: Bucket, view: memoryview) -> int:
-        """On the publisher's writer thread. Raises TransferError if the bucket does not come (again)."""
+        """Fill the bucket, on the publisher's writer thread. Raises TransferError if it does not come (again)."""
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._announced is not None or self._closed)

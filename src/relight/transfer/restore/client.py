@@ -243,7 +243,7 @@ def _describe(error: Exception) -> str:
 
 
 def _check(header: Header) -> None:
-    """Before anything is planned or allocated: raises RestoreError for a state that this machine cannot hold."""
+    """Raise RestoreError for a state that this machine cannot hold, before anything is planned or allocated."""
     try:
         total_bytes = describe_state(header.specs).total_bytes
     except UsageError as error:

@@ -33,7 +33,7 @@ class SpareBuffer:
         self._buffer: Buffer | None = None
 
     def acquire(self, nbytes: int) -> Buffer:
-        """It, of at least so many bytes. Raises TransferError if the machine has no memory for it."""
+        """A buffer of at least so many bytes. Raises TransferError if the machine has no memory for it."""
         buffer, self._buffer = self._buffer, None
         if buffer is not None and buffer.nbytes < nbytes:
             buffer.close()

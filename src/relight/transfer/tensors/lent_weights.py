@@ -58,7 +58,7 @@ class LentWeights(TensorReader):
         super().__init__([self._places.get(entry.name, torch.empty(0)) for entry in self.manifest.entries])
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Before an update: copy what does not lie here, such as tensors that were given other memory since.
+        """Copy, before an update, tensors that were given other memory since.
 
         Returns why the update cannot lend; empty: it can.
         """

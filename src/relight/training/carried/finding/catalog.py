@@ -208,7 +208,7 @@ class Catalog:
 
     # --- doubts ------------------------------------------------------------------------------------------------
     def risk(self) -> str:
-        """In a recovery: why equal bits cannot be vouched for, if something changes and is not carried."""
+        """Why a recovery cannot vouch for equal bits, if something changes and is not carried."""
         if self._left_out_why:
             return self._left_out_why
         if caches := [name for name, drawn in self._caches().items() if drawn > self._drawn_before.get(name, 0)]:

@@ -51,7 +51,7 @@ class Kept:
         return f"{self.name} ({self.where})" if self.where else self.name
 
     def refusal(self, why: str) -> UsageError:
-        """It decides what a step computes, and cannot be carried."""
+        """The error for a name that decides what a step computes, and cannot be carried."""
         return UsageError(
             f"{self.where or 'training.carry()'}: {self.name} goes on from step to step, and a replacement cannot get "
             f"it: {why}. Carry tensors, numbers and small containers of them; hand over an object with state_dict() "
@@ -60,7 +60,7 @@ class Kept:
         )
 
     def left_out(self, why: str) -> str:
-        """It is not carried, and the job goes on."""
+        """The notice for a name that is not carried while the job goes on."""
         text = CHANGES if self.feeds else "is only accumulated or shown"
         if self.has_tensors and not self.feeds:
             return (

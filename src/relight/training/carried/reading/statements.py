@@ -129,7 +129,7 @@ class Statements:
                 self._reading.functions.run(method, value, node, None)
 
     def _loop(self, body: Sequence[ast.stmt]) -> None:
-        """It may run not at all."""
+        """Read the body of a loop, which may not run at all."""
         start = self._flow.state
         self._flow.state = None if start is None else set(start)
         self._loops += 1

@@ -22,7 +22,7 @@ class Memory:
 
     @property
     def length(self) -> int:
-        """In elements."""
+        """Length in elements."""
         return max(int(tensor.storage_offset()) + _extent(tensor) for tensor in self.tensors) - self.first
 
     @property

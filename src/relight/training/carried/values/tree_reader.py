@@ -106,7 +106,7 @@ class Reader:
         return [self._read(f"{name}{STEP}{index}", one) for index, one in enumerate(trees)]
 
     def _container(self, tag: str, name: str, tree: Any, home: Any) -> Any:
-        """It may hold itself: it is there before what it holds is read."""
+        """Read a container. It may hold itself, so it is made before its members are read."""
         if tag == "set" and tree["c"] == "frozenset":
             return frozenset(self._each(name, tree["v"]))
         made = home if _is_like(tag, tree, home) else _empty(tag, tree)

@@ -258,7 +258,7 @@ def _state_of(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """That of a leaf; None: it has none now."""
+    """The gradient of a leaf; None: it has none now."""
     return tensor.grad if tensor.is_leaf and tensor.requires_grad else None
 
 
