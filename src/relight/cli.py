@@ -14,7 +14,8 @@ import msgspec
 from relight.errors import UsageError
 from relight.flags import ADDRESS_HELP, add_run_flags, hint_at_misplaced_flags, unknown_hint
 from relight.goodput import command as goodput_command
-from relight.launch import hosts_command, submit
+from relight.launch import hosts_command
+from relight.launch.submit import slurm
 from relight.prove import command as prove_command
 from relight.prove import doctor_command
 from relight.watch import command as watch_command
@@ -255,7 +256,7 @@ def make_parser() -> argparse.ArgumentParser:
     for add in (
         _add_report_commands,
         hosts_command.add_commands,
-        submit.add_command,
+        slurm.add_command,
         _add_dashboard_command,
         prove_command.add_command,
         doctor_command.add_command,

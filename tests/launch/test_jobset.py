@@ -12,8 +12,8 @@ import pytest
 
 from relight.cli import main, make_parser
 from relight.errors import UsageError
-from relight.launch.jobset import _NODE
-from relight.launch.jobset import manifest as printed
+from relight.launch.submit.jobset import _NODE
+from relight.launch.submit.jobset import manifest as printed
 
 RUN = ("--nproc-per-node", "2", "my train.py", "--lr", "0.1")
 LAST = ("--nodes", "4", "--spare-nodes", "1", "--image", "registry/train:1")

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from relight.launch.restart_policy import (
+from relight.launch.children.restart_policy import (
     MAX_OWN_ENDS,
     MAX_SHORT_LIVES,
     MINUTE_SECONDS,

@@ -7,7 +7,7 @@ import pytest
 
 from relight.cli import main, make_parser
 from relight.errors import UsageError
-from relight.launch.submit import slurm_script
+from relight.launch.submit.slurm import slurm_script
 
 RUN = ("--nproc-per-node", "2", "my train.py", "--lr", "0.1")
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from relight.children import Child
+from relight.launch.children.restart_policy import MAX_SHORT_LIVES, RestartPolicy
+from relight.launch.children.supervisor import Supervisor
 from relight.launch.progress import JobProgress, first_of
-from relight.launch.restart_policy import MAX_SHORT_LIVES, RestartPolicy
-from relight.launch.supervisor import Supervisor
 from relight.terminal import Screen
 
 DEADLINE_SECONDS = 60.0

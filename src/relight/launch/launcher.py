@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from relight.children import end_children, kill_listed
-from relight.launch.agent_child import GRACE_SECONDS, AgentChild
-from relight.launch.controller_child import ControllerChild
-from relight.launch.dashboard_child import DashboardChild
+from relight.launch.children.agent_child import GRACE_SECONDS, AgentChild
+from relight.launch.children.controller_child import ControllerChild
+from relight.launch.children.dashboard_child import DashboardChild
 from relight.launch.observer import Observer
 from relight.launch.progress import JobProgress, first_of
 from relight.launch.succession import Succession

@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Callable
 
 from relight.children import Child, describe_exit, is_stopped
+from relight.launch.children.restart_policy import RestartPolicy
 from relight.launch.progress import JobProgress
-from relight.launch.restart_policy import RestartPolicy
 from relight.terminal import Screen
 
 FROZEN_LOOK_SECONDS = 1.0

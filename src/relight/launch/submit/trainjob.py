@@ -10,7 +10,7 @@ import shlex
 from typing import Any
 
 from relight.errors import UsageError
-from relight.launch.submitted import flags_and_script
+from relight.launch.submit.arguments import flags_and_script
 
 RUNTIME = "torch-distributed"
 _TOKEN = "/tmp/relight-token"

@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from relight.errors import UsageError
-from relight.launch import jobset
-from relight.launch.submitted import flags_and_script
+from relight.launch.submit import jobset
+from relight.launch.submit.arguments import flags_and_script
 
 WARNING_SECONDS = 120  # before the time limit, for a last step and a checkpoint
 

@@ -8,8 +8,8 @@ import subprocess
 from typing import Any
 
 from relight.errors import UsageError
-from relight.launch.submitted import flags_and_script
-from relight.launch.trainjob import RUNTIME, train_job
+from relight.launch.submit.arguments import flags_and_script
+from relight.launch.submit.trainjob import RUNTIME, train_job
 
 PORT = 29400  # of the controller
 MAX_NODES = 1025  # 1024 in a group of which single Jobs are made again, says JobSet, and the head

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relight.children import Child, start_module
+from relight.launch.children.restart_policy import RestartPolicy
+from relight.launch.children.supervisor import Supervisor
 from relight.launch.observer import Observer
 from relight.launch.progress import JobProgress, first_of
-from relight.launch.restart_policy import RestartPolicy
-from relight.launch.supervisor import Supervisor
 from relight.terminal import Screen
 from relight.wire.connection.address import Address, find_address
 from relight.wire.settings import HAND_OVER, SUPERSEDED, JobSettings

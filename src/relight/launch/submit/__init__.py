@@ -1,0 +1,1 @@
+"""`relight submit`: a job as a cluster manager wants it, for Slurm or for Kubernetes."""
