@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from relight.server.records.journal import Journal
-from relight.sim.world.timed import JournalEntry
+from relight.sim.timed.job import JournalEntry
 from relight.wire.settings import JobSettings
 
 

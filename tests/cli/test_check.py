@@ -7,7 +7,7 @@ import msgspec
 
 from relight.core.protocol.commands import Stop
 from relight.sim.model.schedule import random_schedule
-from relight.sim.world.timed import SimulatedJob
+from relight.sim.timed.job import SimulatedJob
 from relight.wire.settings import JobSettings
 from tests.cli.command import Result
 from tests.recorded import write_journal

@@ -15,7 +15,7 @@ from relight.core.protocol.commands import Command, EndJob
 from relight.core.protocol.position import Phase, Position
 from relight.core.protocol.record import Record
 from relight.core.replay import replay
-from relight.sim.world.timed import JournalEntry
+from relight.sim.timed.job import JournalEntry
 from tests.core.test_controller import Desk
 
 SHARED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)

@@ -17,7 +17,7 @@ from relight.dashboard.server import Dashboard
 from relight.dashboard.web.http import BadRequest, Request
 from relight.server.records.trace import StatusFile
 from relight.sim.model.schedule import random_schedule
-from relight.sim.world.timed import SimulatedJob
+from relight.sim.timed.job import SimulatedJob
 from relight.wire.settings import JobSettings
 from relight.wire.status import EngineVersion, PublishStatus, RestoreStatus
 from tests.dashboard.conftest import Serve

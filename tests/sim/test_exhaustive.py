@@ -15,7 +15,7 @@ from relight.sim.search import sameness
 from relight.sim.search.copies import parts_of
 from relight.sim.search.exhaustive import Script, Searched, explore, situation
 from relight.sim.search.left_out import LEFT_OUT
-from relight.sim.world.timed import PRODUCTION, Parts
+from relight.sim.timed.job import PRODUCTION, Parts
 
 
 def search(ranks: int, faults: int, kinds: tuple[str, ...] = ("kill",), *, fine: bool = False) -> Searched:

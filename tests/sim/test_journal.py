@@ -13,7 +13,7 @@ from relight.sim.judge.journal import check_journal
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import ProcessFault, Schedule, random_schedule
 from relight.sim.planted.mutations import find_mutation
-from relight.sim.world.timed import SimulatedJob
+from relight.sim.timed.job import SimulatedJob
 
 
 @dataclass(frozen=True)

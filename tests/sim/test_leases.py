@@ -5,7 +5,7 @@ import pytest
 from relight.core.lease import Read, Record, Stage, Tenure, Write
 from relight.sim.model.contents import Violation
 from relight.sim.planted.leases import LEASES
-from relight.sim.world.leases import LeaseWorld
+from relight.sim.timed.leases import LeaseWorld
 
 SEEDS = 1500
 

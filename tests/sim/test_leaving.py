@@ -9,7 +9,7 @@ from relight.core.worker.events import StepWanted
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import leaving_schedule
 from relight.sim.model.worker import SimulatedWorker
-from relight.sim.world.timed import PRODUCTION, run_schedule
+from relight.sim.timed.job import PRODUCTION, run_schedule
 
 SCHEDULES = 400
 

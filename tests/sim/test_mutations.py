@@ -7,7 +7,7 @@ import pytest
 from relight.sim.planted.mutations import HUNTED, MUTATIONS, Mutation, find_mutation
 from relight.sim.search.golden import format_golden, parse_golden, read_golden, rewritten
 from relight.sim.search.shrink import shrink
-from relight.sim.world.timed import run_schedule
+from relight.sim.timed.job import run_schedule
 
 RECORDED = {path.stem: path for path in sorted((Path(__file__).parent / "regressions").glob("*.txt"))}
 SOON = 200  # schedules; what takes longer to find is hunted by `make test-all`

@@ -25,7 +25,7 @@ from relight.sim.model.schedule import (
 )
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.search.swarm import search, try_seed
-from relight.sim.world.timed import Parts, SimulatedJob, run_schedule
+from relight.sim.timed.job import Parts, SimulatedJob, run_schedule
 
 BLOCK = 200
 

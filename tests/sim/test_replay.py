@@ -17,7 +17,7 @@ from relight.core.controller import Controller, ControllerSettings
 from relight.core.protocol.commands import Command
 from relight.server.records.journal import JournalLine, read_journal
 from relight.sim.model.schedule import random_schedule
-from relight.sim.world.timed import JournalEntry, SimulatedJob
+from relight.sim.timed.job import JournalEntry, SimulatedJob
 from relight.wire.settings import JobSettings
 from tests.recorded import write_journal
 

@@ -14,7 +14,7 @@ from relight.sim.model.shapes import SHAPES, pattern_of
 from relight.sim.planted.mutations import find_mutation
 from relight.sim.search.exhaustive import Script, Searched, explore, situation
 from relight.sim.search.swarm import search
-from relight.sim.world.timed import SimulatedJob
+from relight.sim.timed.job import SimulatedJob
 from tests.sim.test_exhaustive import check_renaming_changes_nothing
 
 SEVERAL = tuple(name for name in SHAPES if name != "one")

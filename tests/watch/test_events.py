@@ -13,7 +13,7 @@ from relight.core.account.report import JobReport
 from relight.core.protocol.events import ShutdownRequested
 from relight.server.records.trace import StatusFile
 from relight.sim.model.schedule import random_schedule
-from relight.sim.world.timed import SimulatedJob
+from relight.sim.timed.job import SimulatedJob
 from relight.watch.events import Event, schema
 from relight.watch.feed import write_events
 from relight.wire.settings import JobSettings

@@ -17,7 +17,7 @@ from relight.sim.search import exhaustive
 from relight.sim.search.golden import Golden, format_golden, read_golden, rewritten
 from relight.sim.search.shrink import shrink
 from relight.sim.search.swarm import Found, search
-from relight.sim.world.timed import PRODUCTION, SimulatedJob
+from relight.sim.timed.job import PRODUCTION, SimulatedJob
 from relight.timeline.draw.terminal import duration
 
 EPILOG = """\

@@ -18,7 +18,7 @@ from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import Schedule, random_schedule
 from relight.sim.model.worker import SimulatedWorker
 from relight.sim.planted import controllers, detectors, executions, fallbacks, rules, supplies, workers
-from relight.sim.world.timed import Parts, SimulatedJob
+from relight.sim.timed.job import Parts, SimulatedJob
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from relight.sim.model.contents import Violation
 from relight.sim.model.shapes import ONE_WRITE, Pattern, pattern_of
 from relight.sim.planted.mutations import find_mutation
 from relight.sim.search.situation import Situation
-from relight.sim.world.timed import PRODUCTION, Parts, show
+from relight.sim.timed.job import PRODUCTION, Parts, show
 
 FAULTS = {"kill": Fault.KILL, "freeze": Fault.FREEZE, "cut": Fault.CUT}
 

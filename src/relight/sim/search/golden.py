@@ -19,7 +19,7 @@ import msgspec
 from relight.core.protocol import commands as cmd
 from relight.sim.model.schedule import Schedule, decode_schedule, encode_schedule
 from relight.sim.planted.mutations import find_mutation
-from relight.sim.world.timed import SimulatedJob, run_schedule
+from relight.sim.timed.job import SimulatedJob, run_schedule
 
 
 class Golden(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,8 +27,8 @@ from relight.sim.search import sameness
 from relight.sim.search.choices import IDLE_WAITS, at_once, choices, to_the_dead
 from relight.sim.search.copies import copy_controller, exact_key
 from relight.sim.search.exact import exact_key as exact_worker_key
+from relight.sim.timed.job import PRODUCTION, Parts
 from relight.sim.world import node
-from relight.sim.world.timed import PRODUCTION, Parts
 from relight.sim.world.world import Action, World
 
 _SEEN = frozenset(

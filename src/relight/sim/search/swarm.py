@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import schedule_of
 from relight.sim.planted.mutations import find_mutation
-from relight.sim.world.timed import run_schedule
+from relight.sim.timed.job import run_schedule
 
 BLOCK = 200  # seeds that one process tries in a row
 

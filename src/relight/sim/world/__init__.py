@@ -1,1 +1,1 @@
-"""Simulated hosts, agents and jobs around the production core, in virtual time or in every order of events."""
+"""A simulated job around the production core, in every order of events: no time passes here."""

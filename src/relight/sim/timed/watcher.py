@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from relight.core.detection.detector import Detector, DetectorSettings
 from relight.core.detection.sampling import Sample
 from relight.sim.model.schedule import SAMPLE_SECONDS
-from relight.sim.world.hosts import Host
+from relight.sim.timed.hosts import Host
 
 if TYPE_CHECKING:
-    from relight.sim.world.timed import SimulatedJob
+    from relight.sim.timed.job import SimulatedJob
 
 SPARSE_SAMPLE_SECONDS = 2.0  # later on, where only long waits are left: the detector counts no longer gap
 _SPARSE_AFTER = 40

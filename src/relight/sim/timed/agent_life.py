@@ -13,12 +13,12 @@ from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Spawn
 from relight.core.protocol.position import Position
 from relight.sim.model.worker import SimulatedWorker
+from relight.sim.timed.faults import be_silent
+from relight.sim.timed.hosts import Host
 from relight.sim.world import node
-from relight.sim.world.faults import be_silent
-from relight.sim.world.hosts import Host
 
 if TYPE_CHECKING:
-    from relight.sim.world.timed import SimulatedJob
+    from relight.sim.timed.job import SimulatedJob
 
 _NOTICE_SECONDS = (0.0005, 0.01)
 

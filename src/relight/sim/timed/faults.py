@@ -7,10 +7,10 @@ from relight.core.protocol.position import IN_STEP, Phase
 from relight.sim.model.recovery import break_connections
 from relight.sim.model.schedule import NetworkFault, ProcessFault
 from relight.sim.model.worker import SimulatedWorker
-from relight.sim.world.hosts import Host
+from relight.sim.timed.hosts import Host
 
 if TYPE_CHECKING:
-    from relight.sim.world.timed import SimulatedJob
+    from relight.sim.timed.job import SimulatedJob
 
 _QUIET_POINTS = frozenset(
     "START ENTERED IDLE DONE RELEASED EXITING RAISED STAYS FAILED".split()

@@ -15,7 +15,7 @@ from relight.sim.model.schedule import NetworkFault
 from relight.sim.model.worker import SimulatedWorker
 
 if TYPE_CHECKING:
-    from relight.sim.world.timed import SimulatedJob
+    from relight.sim.timed.job import SimulatedJob
 
 # The kernel gives a silent connection up after so long, and the server waits for another one.
 CONNECTION_SECONDS = 8.0

@@ -12,7 +12,7 @@ from relight.core.replay import replay
 from relight.sim.model.schedule import NetworkFault
 
 if TYPE_CHECKING:
-    from relight.sim.world.timed import SimulatedJob
+    from relight.sim.timed.job import SimulatedJob
 
 # What an agent repeats until it is confirmed; deadlines, suspicions and shutdowns are the controller's own.
 _REPORTED = (

@@ -9,7 +9,7 @@ from relight.core.protocol import events as ev
 from relight.core.protocol.commands import CancelHost, OrderHost
 
 if TYPE_CHECKING:
-    from relight.sim.world.timed import SimulatedJob
+    from relight.sim.timed.job import SimulatedJob
 
 ANSWER_SECONDS = (0.01, 3.0)
 ARRIVAL_SECONDS = (0.5, 8.0)

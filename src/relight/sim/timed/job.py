@@ -19,15 +19,15 @@ from relight.sim.model.points import PAUSES
 from relight.sim.model.schedule import Schedule
 from relight.sim.model.shapes import pattern_of
 from relight.sim.model.worker import SimulatedWorker
+from relight.sim.timed.agent_life import AgentLife
+from relight.sim.timed.channels import Channels
+from relight.sim.timed.controller_life import ControllerLife
+from relight.sim.timed.faults import Faults
+from relight.sim.timed.hosts import Hosts
+from relight.sim.timed.links import Links
+from relight.sim.timed.supplier import Supplier
+from relight.sim.timed.watcher import Watcher
 from relight.sim.world.agent import SimulatedAgent
-from relight.sim.world.agent_life import AgentLife
-from relight.sim.world.channels import Channels
-from relight.sim.world.controller_life import ControllerLife
-from relight.sim.world.faults import Faults
-from relight.sim.world.hosts import Hosts
-from relight.sim.world.links import Links
-from relight.sim.world.supplier import Supplier
-from relight.sim.world.watcher import Watcher
 from relight.sim.world.world import Action, World
 
 MAX_EVENTS = 20_000

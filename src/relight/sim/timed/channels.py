@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from relight.agent.decisions.host import ORDERS
 from relight.core.protocol import events as ev
+from relight.sim.timed.hosts import FOR_EVER
 from relight.sim.world import node
-from relight.sim.world.hosts import FOR_EVER
 
 if TYPE_CHECKING:
-    from relight.sim.world.timed import SimulatedJob
+    from relight.sim.timed.job import SimulatedJob
     from relight.sim.world.world import Action
 
 

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from relight.sim.model.network import Group
+from relight.sim.timed.hosts import FOR_EVER
 from relight.sim.world import copies, groups
-from relight.sim.world.hosts import FOR_EVER
 
 if TYPE_CHECKING:
-    from relight.sim.world.timed import SimulatedJob
+    from relight.sim.timed.job import SimulatedJob
     from relight.sim.world.world import Action
 
 
