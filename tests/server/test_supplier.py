@@ -54,6 +54,14 @@ def test_all_that_it_needs_is_in_its_environment(tmp_path: Path) -> None:
     assert last.startswith("cancel|ordered-1|17||"), "the word for it was not known when it was cancelled"
 
 
+def test_the_address_of_this_host_is_not_handed_to_an_ordered_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agent would give it to workers, which cannot listen there."""
+    monkeypatch.setenv("RELIGHT_HOST_ADDRESS", "10.0.0.1")
+    assert answers('echo "address: $RELIGHT_HOST_ADDRESS"', ORDER) == [
+        HostOrdered(order="ordered-1", identifier="address:")
+    ]
+
+
 @pytest.mark.parametrize(
     ("command", "reason", "uncertain"),
     [

@@ -6,6 +6,7 @@ import os
 import signal
 
 from relight.server.supply.backend import Call
+from relight.wire.settings import HOST_ADDRESS
 
 MAX_OUTPUT_BYTES = 64 * 1024
 MAX_READS = 64  # of what is left in a pipe once a command has ended
@@ -22,7 +23,9 @@ class Failed(Exception):
 
 async def run_command(call: Call, seconds: float) -> str:
     """Run a command to its end; return its standard output. Raises Failed."""
-    environment = dict(os.environ)
+    environment = {
+        name: value for name, value in os.environ.items() if name != HOST_ADDRESS
+    }  # the new host has its own
     for name, value in call.environment.items():
         environment.pop(name, None)
         if value is not None:
