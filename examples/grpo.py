@@ -14,6 +14,7 @@ import functools
 import json
 import threading
 import urllib.request
+from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def ask_engines(place: Path, rank: int, ask: dict[str, Any]) -> Tokens | None:
         try:
             with urllib.request.urlopen(url, json.dumps(ask).encode(), timeout=ANSWER_SECONDS) as answer:
                 written: Tokens | None = json.load(answer)
-        except (OSError, ValueError):  # it has died, or dies meanwhile
+        except (OSError, ValueError, HTTPException):  # it has died, or dies meanwhile
             continue
         if written is not None:
             return written

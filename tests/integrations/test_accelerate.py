@@ -72,6 +72,27 @@ def test_a_resumed_run_gets_the_data_that_follows(first: int) -> None:
     assert resumed[:count] == whole[first:]
 
 
+def test_ranks_share_an_order_that_no_generator_decides() -> None:
+    """A RandomSampler without a generator draws from the global streams, which differ between ranks."""
+    for epoch in (0, 1):
+        seen = []
+        for rank in (0, 1):
+            torch.manual_seed(rank)
+            batches = BatchSampler(RandomSampler(range(ITEMS)), 2, drop_last=True)
+            sampler = UpdateSampler(BatchSamplerShard(batches, num_processes=2, process_index=rank), 1, seed=5)
+            sampler.set_epoch(epoch)
+            before = torch.get_rng_state()
+            seen += [index for group in itertools.islice(sampler, 5) for _, index in group]
+            assert torch.equal(torch.get_rng_state(), before)
+        assert len(set(seen)) == 20
+
+
+def test_a_run_may_turn_out_to_have_begun_elsewhere() -> None:
+    late = UpdateSampler(shard(0, shuffled=True), 4)
+    late.begin_after(1)
+    assert list(late) == list(UpdateSampler(shard(0, shuffled=True), 4, first=1))
+
+
 def test_collates_each_micro_batch() -> None:
     loader: DataLoader[int] = DataLoader(torch.arange(ITEMS), batch_sampler=shard(0))  # type: ignore[arg-type]
     batches = list(update_loader(loader, 4))

@@ -112,7 +112,8 @@ def ended(stdout: str, output: Path) -> Ended:
     files = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
     log = output / "log" / "version_0" / "metrics.csv"
     return Ended(
-        dict(re.findall(r"rank (\d+): (\d+ steps, digest .*)", stdout)),
+        # torchrun's ranks write their lines and the ends of these one by one, so that two may share one.
+        dict(re.findall(r"rank (\d+): (\d+ steps, digest .*?)(?=rank \d|$)", stdout, re.MULTILINE)),
         log.read_text() if log.exists() else "",
         sorted({re.sub(r"tfevents\..*", "tfevents", name) for name in files}),
     )

@@ -316,7 +316,9 @@ def _leads_session(process: psutil.Process) -> bool:
 
 
 def _shared_memory() -> set[str]:
-    return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+    # `sem.mp-` are multiprocessing's, of other programs on the machine: those of a job are named after the job.
+    names = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else []
+    return {name for name in names if not name.startswith("sem.mp-")}
 
 
 @dataclass

@@ -687,6 +687,30 @@ def test_the_first_change_through_data_is_undone(run: Any) -> None:
         before = script.bits()
 
 
+def test_writes_that_were_announced_are_undone(run: Any) -> None:
+    """Averages are exchanged for weights in few steps, and the weights were read through `.data` in the first ones."""
+
+    def late(script: Script) -> None:
+        if script.number < LEARNING_STEPS:
+            _ = [parameter.data for parameter in script.net.parameters()]
+        else:
+            script.transaction.before_unusual_writes()
+            with torch.no_grad():
+                for parameter in script.net.parameters():
+                    parameter.mul_(0.5)
+        plain(script)
+
+    script = run(late)
+    for _ in range(LEARNING_STEPS):
+        script.step()
+    before = script.bits()
+    with pytest.raises(InterruptedError):
+        _body_up_to_the_barrier(script)
+    assert not script.transaction.unimaged_changes()
+    script.undo()
+    assert script.bits() == before
+
+
 def test_updates_by_hand_are_seen(run: Any) -> None:
     def seldom(script: Script) -> None:
         if script.number % 2:

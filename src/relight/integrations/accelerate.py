@@ -38,13 +38,14 @@ def _ranks_per_node() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
 
 
-def update_loader(prepared: DataLoader[Any], accumulate: int, *, first: int = 0) -> DataLoader[Any]:
+def update_loader(prepared: DataLoader[Any], accumulate: int, *, first: int = 0, seed: int = 0) -> DataLoader[Any]:
     """Make a DataLoader of optimizer steps from one that `Accelerator.prepare` has returned.
 
     Args:
         prepared: a prepared DataLoader over a map-style dataset.
         accumulate: micro-batches per optimizer step.
         first: optimizer steps that an earlier run has made; the same data follows.
+        seed: of the order of the data, if the sampler has no generator of its own.
 
     Returns:
         A DataLoader whose batches are lists of up to `accumulate` micro-batches, for `relight.Training(data=...)`.
@@ -59,4 +60,4 @@ def update_loader(prepared: DataLoader[Any], accumulate: int, *, first: int = 0)
         )
     if "Dispatcher" in type(prepared).__name__:
         raise UsageError("dispatch_batches=True sends batches from rank 0 to the others: set dispatch_batches=False")
-    return grouped_loader(prepared, accumulate, first=first)
+    return grouped_loader(prepared, accumulate, first=first, seed=seed)

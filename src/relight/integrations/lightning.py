@@ -169,6 +169,13 @@ class RelightStrategy(_InJob, DDPStrategy):
         else:
             self._take_rank(self.job.rank)
 
+    def setup_environment(self) -> None:
+        """Keep a standby from a checkpoint: it gets all from other ranks, which began before there was a newer one."""
+        super().setup_environment()
+        trainer = self.lightning_module.trainer if self.lightning_module is not None else None
+        if trainer is not None and self.job is not None and self.job.is_standby:
+            trainer._checkpoint_connector.resume_start = _read_nothing
+
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers as DDPStrategy does, and put steps of relight in place of the loop of epochs."""
         if self.job is not None and trainer.state.fn == TrainerFn.FITTING:
@@ -262,6 +269,10 @@ def follow_rank_in_data(trainer: Any, rank: int) -> None:
             for sampler in samplers:
                 if hasattr(sampler, "rank") and hasattr(sampler, "num_replicas"):
                     sampler.rank = rank
+
+
+def _read_nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for the reading of a checkpoint."""
 
 
 def register() -> None:

@@ -35,10 +35,14 @@ class _Updates:
         self._loader = loop._combined_loader
         self._most = loop.max_batches
         self._accumulate = accumulate
-        self._first_epoch, self._skipped = divmod(first, len(self))
+        self.begin_after(first)
         self._at = 0
         self.sampler = self  # relight tells samplers the rank and the epoch
         self.num_replicas = 0
+
+    def begin_after(self, first: int) -> None:
+        """Have the run begin after `first` optimizer steps, in the data of the next one."""
+        self._first_epoch, self._skipped = divmod(first, len(self))
 
     @property
     def rank(self) -> int:

@@ -71,7 +71,6 @@ class FitRun:
         accumulate = trainer.accumulate_grad_batches if self._is_automatic else 1
         self._per_epoch = math.ceil(fit_loop.max_batches / accumulate)
         first = updates_done(fit_loop, accumulate, self._per_epoch)
-        self._first = first
         self._syncs_first = getattr(strategy.model, "require_forward_param_sync", True)
         module = trainer.lightning_module
         module.forward = module.forward  # as it is once Lightning has called training_step through DDP
@@ -82,15 +81,18 @@ class FitRun:
         self._may_write = has_own(trainer, *_LATE_HOOKS) or bool(_averages(trainer))
         self._fetcher = fit_loop._data_fetcher = NoFetcher(fit_loop._combined_loader)
         self.effects = Effects(strategy.job, trainer)
-        self.progress = Progress(trainer)
-        rank_progress = RankProgress(trainer, self.effects, self._carried_pending, self._take_pending)
+        data = updates(fit_loop, accumulate, first)
+        self.progress = Progress(trainer, first, getattr(data, "batch_sampler", data).begin_after)
+        self._rank_progress = rank_progress = RankProgress(
+            trainer, self.effects, self._carried_pending, self._take_pending
+        )
         optimizers = strategy.optimizers
         self._schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
         schedulers = [Held(each) if isinstance(each, ReduceLROnPlateau) else each for each in self._schedulers]
         self.training = relight.Training(
             model=strategy.model,
             optimizer=_named("optimizer", optimizers),
-            data=updates(fit_loop, accumulate, first),
+            data=data,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             rng="preserve",
             per_rank={"trainer": rank_progress, **_named("callback", _own_callbacks(trainer))},
@@ -98,17 +100,17 @@ class FitRun:
             **_named("scheduler", schedulers),
             **_averages(trainer),
         )
-        self.training.carry(
-            ignore=("_last_val_time",)
-        )  # of a Trainer of the script's own class: a time of this process
 
     @property
     def steps(self) -> int:
-        """Steps of this run: those of the optimizer, and one for what follows the last."""
+        """Steps of this run: those of the optimizer, and one for what follows the last.
+
+        A standby counts from the first step of all until it learns where the others began.
+        """
         loop, trainer = self._fit, self._trainer
         steps = _ENDLESS
         if loop.max_epochs is not None and loop.max_epochs >= 0:
-            steps = loop.max_epochs * self._per_epoch - self._first
+            steps = loop.max_epochs * self._per_epoch - self.progress.first
         if self._is_automatic and trainer.max_steps >= 0:
             steps = min(steps, trainer.max_steps - trainer.global_step)
         return steps + 1
@@ -255,8 +257,7 @@ class FitRun:
     def _end_advance(self) -> None:
         fit_loop, epoch = self._fit, self._epoch
         if self._may_write and (epoch._should_check_val_fx(self._fetcher) or epoch._num_ready_batches_reached()):
-            for tensor in (*self._strategy.model.parameters(), *self._strategy.model.buffers()):
-                _ = tensor.data  # relight copies it first, so that what a hook writes now and then is undone
+            self._rank_progress.expect_writes()
         epoch.on_advance_end(self._fetcher)
         epoch.on_iteration_done()
         if not epoch.done:

@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Metada
 
 from relight.integrations.lightning_effects import Effects
 from relight.integrations.lightning_values import compact, copied, expand, is_plain, moved
+from relight.integrations.own_names import Show, names_in
 
 _COUNTS = (bool, int, float, str)
 _SHOW = (ProgressBar, ModelSummary)  # callbacks without state that training depends on
@@ -28,8 +29,11 @@ _LOGGED = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 class Progress:
     """Counters and flags of the loops, and the names under which rank 0 logs."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, first: int, begin_after: Callable[[int], None]) -> None:
+        """`first`: optimizer steps before this run. `begin_after` tells the data, if other ranks had another number."""
         self._trainer = trainer
+        self._begin_after = begin_after
+        self.first = first
         self.is_over = False  # training stops here, on every rank
         own = [logger.version if "_version" in vars(logger) else None for logger in trainer.loggers]
         self._name_loggers(trainer.strategy.broadcast(own))  # each chooses by what lies in its directory
@@ -37,7 +41,7 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""
         loops = {path: _loop_state(loop) for path, loop in _loops("fit", self._trainer.fit_loop)}
-        return compact({"loops": loops, "versions": self._versions, "is_over": self.is_over})
+        return compact({"loops": loops, "versions": self._versions, "first": self.first, "is_over": self.is_over})
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, also on another rank."""
@@ -45,6 +49,8 @@ class Progress:
         for path, loop in _loops("fit", self._trainer.fit_loop):
             _load_loop(loop, saved["loops"][path])
         self._name_loggers(saved["versions"])
+        self.first = saved["first"]
+        self._begin_after(self.first)
         self.is_over = saved["is_over"]
 
     def _name_loggers(self, versions: list[Any]) -> None:
@@ -125,6 +131,16 @@ class RankProgress:
         self._effects = effects
         self._pending = pending
         self._take_pending = take_pending
+
+    def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
+        """Keep relight from what this object keeps, where the Trainer is of a class of the script's own.
+
+        `expect_writes` announces code that may exchange weights, and runs in few steps.
+        """
+        self.expect_writes = expect_writes
+        librarys = names_in(type(self._trainer), ("lightning.",))
+        librarys.add("_last_val_time")  # set by a loop: a time of this process
+        show("trainer", self._trainer, lambda name, _value: name in librarys)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies."""

@@ -29,8 +29,12 @@ from relight.integrations.transformers_run import TrainerRun
 __all__ = ["RelightMixin", "Seq2SeqTrainer", "Trainer", "TrainingArguments"]
 
 _IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
-if _IS_WORKER and not dist.is_initialized():
-    relight.init()
+if _IS_WORKER and dist.is_initialized():
+    raise UsageError(
+        "relight.integrations.transformers joins the job when it is imported, and torch.distributed is initialized "
+        "already: leave out relight.init()"
+    )
+_job = relight.init() if _IS_WORKER else None
 _KNOWN_OF_TRL = {("trainer", "SFTTrainer")}
 _CHANGES_A_MODEL = {"BEMACallback", "SyncRefModelCallback"}  # of TRL
 
@@ -39,6 +43,20 @@ class RelightMixin:
     """The training loop of a `transformers.Trainer` in steps of relight."""
 
     _run: TrainerRun | None = None
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train, from a checkpoint if one is given. A standby gets all of it from other ranks instead.
+
+        It may be started when the directory has another newest checkpoint, or one that is only half written.
+        """
+        if _IS_WORKER:
+            refuse_unsupported(self, trial)
+        inner: Any = super()
+        checkpoint = None if _job is not None and _job.is_standby else resume_from_checkpoint
+        output: TrainOutput = inner.train(checkpoint, trial, *args, **kwargs)
+        return output
 
     def _inner_training_loop(
         self,
@@ -51,7 +69,6 @@ class RelightMixin:
         if not _IS_WORKER:
             inner: Any = super()
             return inner._inner_training_loop(batch_size, args, resume_from_checkpoint, trial, ignore_keys_for_eval)
-        refuse_unsupported(self, trial)
         started = time.time()
         run, samples = self._begin_run(resume_from_checkpoint, ignore_keys_for_eval)
         train(run)
@@ -77,9 +94,10 @@ class RelightMixin:
         handler = trainer.callback_handler
         trainer.control = handler.on_train_begin(args, trainer.state, trainer.control)
         first = 0 if args.ignore_data_skip else trainer.state.global_step
-        updates = update_loader(loader, args.gradient_accumulation_steps, first=first)
+        updates = update_loader(loader, args.gradient_accumulation_steps, first=first, seed=args.data_seed or args.seed)
         schedule = (updates_per_epoch, batches, max_steps)
-        self._run = TrainerRun(self, model, updates, schedule, ignore_keys)
+        assert _job is not None  # without it the Trainer's own loop runs
+        self._run = TrainerRun(self, model, updates, schedule, ignore_keys, _job.run_dir)
         return self._run, samples
 
     def store_flos(self) -> None:
@@ -92,7 +110,7 @@ class RelightMixin:
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log once a step: loggers get the entry when the step is committed."""
         inner: Any = super()
-        with contextlib.nullcontext() if self._run is None else self._run.logs_are_kept():
+        with contextlib.nullcontext() if self._run is None else self._run.logs.kept():
             inner.log(logs, start_time)
 
 
@@ -111,8 +129,9 @@ def train(run: TrainerRun) -> None:
             break  # also in a process that took a rank after the others had stopped
         with step as micro_batches:
             run.take(step, micro_batches)
-        run.after(step)
+        run.logs.end(committed=step.committed)
     run.follow_rank()  # it may have been taken after the last step
+    run.logs.close()
 
 
 def refuse_unsupported(trainer: Any, trial: Any) -> None:
@@ -127,6 +146,8 @@ def refuse_unsupported(trainer: Any, trial: Any) -> None:
         "a hyperparameter search trains several times in one process": trial is not None,
         _reason_of_trl(trainer): _reason_of_trl(trainer) != "",
         "several GPUs in one process (DataParallel): start one process per GPU": args.n_gpu > 1,
+        "this Trainer has a _run_epoch or _inner_training_loop of its own, which relight would not call: override "
+        "training_step, compute_loss, get_batch_samples or evaluate instead": _has_own_loop(type(trainer)),
         "batch_rebalance lays out batches for a rank that is fixed": (
             getattr(args, "train_sampling_strategy", "") == "batch_rebalance"
         ),
@@ -134,6 +155,15 @@ def refuse_unsupported(trainer: Any, trial: Any) -> None:
     for reason, applies in reasons.items():
         if applies:
             raise UsageError(f"relight.integrations.transformers: {reason}")
+
+
+def _has_own_loop(kind: type) -> bool:
+    """Whether a class has a loop of its own; a method that goes on to the one here is none."""
+    above = kind.__mro__[: kind.__mro__.index(RelightMixin)] if RelightMixin in kind.__mro__ else ()
+    loops = [vars(each)["_inner_training_loop"] for each in above if "_inner_training_loop" in vars(each)]
+    return any("_run_epoch" in vars(each) for each in above) or any(
+        "_inner_training_loop" not in loop.__code__.co_names for loop in loops
+    )
 
 
 def _reason_of_trl(trainer: Any) -> str:

@@ -7,15 +7,18 @@ steps for that, which does only this. Loggers are called after a step is committ
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers.optimization import GreedyLR
 
 import relight
 from relight.errors import UsageError
 from relight.integrations.accelerate import follow_rank
+from relight.integrations.transformers_logs import Logs
 from relight.integrations.transformers_state import Progress, RankProgress
 
 
@@ -28,20 +31,26 @@ class TrainerRun:
         updates: a DataLoader of lists of micro-batches, one list for each optimizer step.
         schedule: optimizer steps of an epoch, micro-batches of an epoch, and optimizer steps in all.
         ignore_keys: as `Trainer.train(ignore_keys_for_eval=...)`.
+        run_dir: of the job.
     """
 
     def __init__(
-        self, trainer: Any, model: torch.nn.Module, updates: Any, schedule: tuple[int, int, int], ignore_keys: Any
+        self,
+        trainer: Any,
+        model: torch.nn.Module,
+        updates: Any,
+        schedule: tuple[int, int, int],
+        ignore_keys: Any,
+        run_dir: Path,
     ) -> None:
         self._trainer = trainer
         self._model = model
         self._updates_per_epoch, self._batches_per_epoch, self._max_steps = schedule
         self._ignore_keys = ignore_keys
-        self._first = int(trainer.state.global_step)
-        self._logs: list[dict[str, float]] = []  # of the step under way, for loggers
-        self._defers_logs = False
-        self.progress = Progress(trainer)
+        self.logs = Logs(trainer, run_dir)
+        self.progress = Progress(trainer, updates.batch_sampler)
         scaler = getattr(trainer.accelerator, "scaler", None)
+        self._rank_progress = RankProgress(trainer, self.logs)
         self.training = relight.Training(
             model=model,
             optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
@@ -50,21 +59,24 @@ class TrainerRun:
             data=updates,
             seed=trainer.args.seed,
             progress=self.progress,
-            per_rank={"trainer": RankProgress(trainer)},
+            per_rank={"trainer": self._rank_progress},
         )
 
     @property
     def steps(self) -> int:
-        """Steps of this run: those of the optimizer, and one for what follows the last."""
-        return self._max_steps - self._first + 1
+        """Steps of this run: those of the optimizer, and one for what follows the last.
+
+        A standby counts from the first step of all until it learns where the others began.
+        """
+        return self._max_steps - self.progress.first + 1
 
     def take(self, step: relight.Step, micro_batches: list[Any]) -> None:
         """Do one step: what follows the optimizer step before, then forward, backward and the write."""
         trainer = self._trainer
         self.follow_rank()
-        self._logs.clear()
-        self._defers_logs = True
-        number = self._first + step.number
+        if not step.warmup:
+            self.logs.begin(step.number)
+        number = self.progress.first + step.number
         transformers.set_seed(_seed_of(trainer.args.seed, number, trainer.args.process_index))
         if not step.warmup:
             self._follow(step, number)
@@ -92,50 +104,25 @@ class TrainerRun:
         batches = min((update + 1) * self._trainer.args.gradient_accumulation_steps, self._batches_per_epoch)
         return float(epoch + batches / self._batches_per_epoch)
 
-    def after(self, step: relight.Step) -> None:
-        """Hand the logs of a committed step to the callbacks that report."""
-        self._defers_logs = False
-        trainer = self._trainer
-        if step.committed:
-            for logs in self._logs:
-                trainer.control = trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, logs)
-        self._logs.clear()
-
-    @contextlib.contextmanager
-    def logs_are_kept(self) -> Iterator[None]:
-        """Inside, the Trainer's entry for loggers is kept until its step is committed."""
-        handler = self._trainer.callback_handler
-        call = handler.on_log
-
-        def keep(args: Any, state: Any, control: Any, logs: dict[str, float]) -> Any:
-            if not self._defers_logs:
-                return call(args, state, control, logs)
-            control.should_log = False
-            self._logs.append(dict(logs))
-            return control
-
-        handler.on_log = keep
-        try:
-            yield
-        finally:
-            del handler.on_log  # the class's own again
-
     # --- what follows an optimizer step ---------------------------------------------------------------------------
     def _follow(self, step: relight.Step, number: int) -> None:
         trainer = self._trainer
         if step.number == 0:
+            self._rank_progress.expect_writes()
             if trainer.args.eval_on_start:
                 trainer._evaluate(None, self._ignore_keys, skip_scheduler=True)
             self._call("on_epoch_begin")
             return
         self._call("on_step_end")
+        is_epoch_over = number % self._updates_per_epoch == 0 or number == self._max_steps
+        if is_epoch_over or trainer.control.should_evaluate or trainer.control.should_save:
+            self._rank_progress.expect_writes()  # averages that are exchanged for weights in an evaluation, say
         self._log_save_evaluate(number)
         if trainer.control.should_epoch_stop and not trainer.control.should_training_stop:
             raise UsageError(
                 "a callback set control.should_epoch_stop: the steps of an epoch are laid out beforehand here. Set "
                 "should_training_stop, or make the epoch shorter"
             )
-        is_epoch_over = number % self._updates_per_epoch == 0 or number == self._max_steps
         if is_epoch_over or trainer.control.should_training_stop:
             self._call("on_epoch_end")
             self._log_save_evaluate(number)
@@ -164,7 +151,7 @@ class TrainerRun:
     # --- forward, backward, write ---------------------------------------------------------------------------------
     def _update(self, micro_batches: list[Any], *, quiet: bool) -> None:
         trainer, model = self._trainer, self._model
-        items = trainer._get_num_items_in_batch(micro_batches, trainer.args.device)
+        micro_batches, items = trainer.get_batch_samples(iter(micro_batches), len(micro_batches), trainer.args.device)
         trainer.current_gradient_accumulation_steps = len(micro_batches)
         model.zero_grad()
         for number, inputs in enumerate(micro_batches):
@@ -186,7 +173,7 @@ class TrainerRun:
         if not quiet:
             self._call("on_optimizer_step")
         self.progress.learning_rate = trainer._get_learning_rate()
-        follows_metric = isinstance(trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        follows_metric = isinstance(trainer.lr_scheduler, (ReduceLROnPlateau, GreedyLR))
         if not trainer.accelerator.optimizer_step_was_skipped and not follows_metric:
             trainer.lr_scheduler.step()
         model.zero_grad()

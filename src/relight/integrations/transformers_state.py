@@ -1,10 +1,11 @@
 """The state of a transformers Trainer beside its model and optimizer, as objects with `state_dict`.
 
-`Progress` holds the same on every rank: counters, control flags, the history of logs. `RankProgress` differs between
-ranks: the loss since the last log, and attributes of the Trainer, of a subclass too, and of callbacks.
+`Progress` holds the same on every rank: counters and control flags. `RankProgress` differs between ranks: the loss
+since the last log, the history of logs, and attributes of the Trainer, of a subclass too, and of callbacks.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -12,19 +13,23 @@ import torch
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerControl, TrainerState
 
+from relight.integrations.own_names import Show, names_in
+from relight.integrations.transformers_logs import Logs
+
 _OF_RANK = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history"}
-# What `speed_metrics` adds to evaluation results; each rank measures its own.
-_MEASURED = ("_runtime", "_per_second")
 _REPORTERS = (PrinterCallback, ProgressCallback, *INTEGRATION_TO_CALLBACK.values())
+_LIBRARIES = ("transformers.", "trl.")
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class Progress:
     """TrainerState, TrainerControl and the Trainer's own counters."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, places: Any) -> None:
+        """`places` is told where the run began, by `begin_after(first)`."""
         self._trainer = trainer
-        self._measured: dict[int, dict[str, Any]] = {}  # by position in the history; never undone
+        self._places = places
+        self.first = int(trainer.state.global_step)  # optimizer steps before this run
         self.grad_norm: float | None = None  # of the newest step
         self.learning_rate: float | None = None  # of the newest step, before its scheduler moved on
         self.is_over = False  # training stops here, on every rank
@@ -36,8 +41,8 @@ class Progress:
             "state": {
                 each.name: getattr(state, each.name) for each in fields(TrainerState) if each.name not in _OF_RANK
             },
-            "history": [self._common(number, entry) for number, entry in enumerate(state.log_history)],
             "control": {name: getattr(trainer.control, name) for name in _names(TrainerControl)},
+            "first": [self.first, trainer._initial_num_input_tokens_seen],
             "last_logged": trainer._globalstep_last_logged,
             "total_loss": trainer._total_loss_scalar,
             "grad_norm": self.grad_norm,
@@ -52,40 +57,65 @@ class Progress:
             setattr(trainer.state, name, value)
         for name, value in saved["control"].items():
             setattr(trainer.control, name, value)
-        measured = self._measured
-        trainer.state.log_history = [{**entry, **measured.get(n, {})} for n, entry in enumerate(saved["history"])]
+        self.first, trainer._initial_num_input_tokens_seen = saved["first"]
+        trainer._initial_global_step = self.first
+        self._places.begin_after(0 if trainer.args.ignore_data_skip else self.first)
         trainer._globalstep_last_logged, trainer._total_loss_scalar = saved["last_logged"], saved["total_loss"]
         self.grad_norm, self.learning_rate = saved["grad_norm"], saved["learning_rate"]
         self.is_over = saved["is_over"]
 
-    def _common(self, number: int, entry: dict[str, Any]) -> dict[str, Any]:
-        """The part of a log entry that is equal on all ranks."""
-        own = {name: value for name, value in entry.items() if name.endswith(_MEASURED)}
-        if not own:
-            return dict(entry)
-        self._measured[number] = own
-        return {name: value for name, value in entry.items() if name not in own}
-
 
 class RankProgress:
-    """The loss since the last log, and plain attributes of the Trainer and of its callbacks."""
+    """The loss since the last log, the history of logs, and plain attributes of the Trainer and of its callbacks."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, logs: Logs) -> None:
         self._trainer = trainer
+        self._logs = logs
+        self._left: set[int] = set()  # objects of the script's own classes, by `id`
+        self._librarys = names_in(type(trainer), _LIBRARIES)
+
+    def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
+        """Leave to relight what objects of the script's own classes hold, but for the Trainer's own attributes.
+
+        `expect_writes` announces code that may exchange weights, and runs in few steps.
+        """
+        self.expect_writes = expect_writes
+        trainer = self._trainer
+        for number, callback in enumerate(trainer.callback_handler.callbacks):
+            if not isinstance(callback, _REPORTERS) and show(
+                f"callbacks[{number}]", callback, lambda _name, _value: False
+            ):
+                self._left.add(id(callback))
+        if show("trainer", trainer, self._keeps):
+            self._left.add(id(trainer))
+
+    def _keeps(self, name: str, value: Any) -> bool:
+        return name in self._librarys and _is_plain(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies."""
         trainer = self._trainer
         return {
             "loss": trainer._tr_loss.clone(),
-            "attributes": _plain_attributes(trainer),
-            "callbacks": [_plain_attributes(each) for each in trainer.callback_handler.callbacks],
+            "logs": self._logs.state_dict(),
+            "history": [dict(entry) for entry in trainer.state.log_history],
+            "attributes": self._attributes(trainer),
+            "callbacks": [self._attributes(each) for each in trainer.callback_handler.callbacks],
         }
+
+    def _attributes(self, thing: Any) -> dict[str, Any]:
+        """Attributes that are numbers, strings, tensors, lists and dicts of these; none of callbacks that report."""
+        if isinstance(thing, _REPORTERS) or (id(thing) in self._left and thing is not self._trainer):
+            return {}
+        librarys = self._librarys if id(thing) in self._left else vars(thing)
+        return {name: _copied(value) for name, value in vars(thing).items() if name in librarys and _is_plain(value)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
         trainer = self._trainer
         trainer._tr_loss = saved["loss"].clone()
+        self._logs.load_state_dict(saved["logs"])
+        trainer.state.log_history = [dict(entry) for entry in saved["history"]]
         for name, value in saved["attributes"].items():
             setattr(trainer, name, _like(vars(trainer).get(name), value))
         for callback, attributes in zip(trainer.callback_handler.callbacks, saved["callbacks"], strict=True):
@@ -95,13 +125,6 @@ class RankProgress:
 
 def _names(kind: Any) -> list[str]:
     return [each.name for each in fields(kind)]
-
-
-def _plain_attributes(callback: Any) -> dict[str, Any]:
-    """Attributes that are numbers, strings, tensors, and lists and dicts of these; none of callbacks that report."""
-    if isinstance(callback, _REPORTERS):
-        return {}
-    return {name: _copied(value) for name, value in vars(callback).items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -4,11 +4,15 @@ A step of relight draws its data once. Here an item of the data is the list of a
 also of the smaller last group of an epoch, and a place in it is found by indices alone.
 """
 
+import contextlib
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 __all__ = ["UpdateSampler", "grouped_loader"]
@@ -21,17 +25,25 @@ class UpdateSampler(Sampler[list[_Tagged]]):
 
     Each index comes with the number of its micro-batch. `rank` may be assigned: the batches of that rank are given
     from then on. `first` is the position, in optimizer steps, at which a resumed run begins; `most`, the number of
-    micro-batches of an epoch if it is less than there are.
+    micro-batches of an epoch if it is less than there are; `seed`, that of an order which ranks share and which no
+    generator of its own decides.
     """
 
-    def __init__(self, micro_batches: Any, accumulate: int, *, first: int = 0, most: int | None = None) -> None:
+    def __init__(
+        self, micro_batches: Any, accumulate: int, *, first: int = 0, most: int | None = None, seed: int = 0
+    ) -> None:
         self._micro_batches = micro_batches
         self._accumulate = accumulate
         self._most = most
-        self._first_epoch, self._skipped = divmod(first, len(self))
+        self._seed = seed
+        self.begin_after(first)
         self._epoch = 0
         self._shard, self._rank_name, size = _who_shares(micro_batches)
         self.num_replicas = int(getattr(self._shard, size, 1))
+
+    def begin_after(self, first: int) -> None:
+        """Have the run begin after `first` optimizer steps, in the data of the next one."""
+        self._first_epoch, self._skipped = divmod(first, len(self))
 
     @property
     def rank(self) -> int:
@@ -65,7 +77,7 @@ class UpdateSampler(Sampler[list[_Tagged]]):
     def _groups(self) -> Iterator[list[_Tagged]]:
         group: list[_Tagged] = []
         number = 0
-        for indices in islice(iter(self._micro_batches), self._most):
+        for indices in islice(self._drawn(), self._most):
             group += [(number, index) for index in indices]
             number += 1
             if number == self._accumulate:
@@ -73,6 +85,35 @@ class UpdateSampler(Sampler[list[_Tagged]]):
                 group, number = [], 0
         if group:
             yield group
+
+    def _drawn(self) -> Iterator[Any]:
+        """The batches, in an order that is the same on all ranks where they share it.
+
+        A sampler without a generator of its own draws its order from the global streams, which differ between ranks.
+        """
+        batches = iter(self._micro_batches)
+        if self.num_replicas <= 1:
+            yield from batches
+            return
+        with _seeded(self._seed + self._first_epoch + self._epoch):
+            first = list(islice(batches, 1))
+        yield from first
+        yield from batches
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Inside, draws of the global streams follow from a seed; after it the streams are as they were."""
+    kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+        torch.set_rng_state(kept[2])
 
 
 def _who_shares(micro_batches: Any) -> tuple[Any, str, str]:
@@ -116,7 +157,7 @@ class _CollateEach:
 
 
 def grouped_loader(
-    loader: DataLoader[Any], accumulate: int, *, first: int = 0, most: int | None = None
+    loader: DataLoader[Any], accumulate: int, *, first: int = 0, most: int | None = None, seed: int = 0
 ) -> DataLoader[Any]:
     """Make a DataLoader of lists of up to `accumulate` batches from one over a map-style dataset.
 
@@ -125,6 +166,7 @@ def grouped_loader(
         accumulate: batches per list.
         first: lists that an earlier run has taken; the same data follows.
         most: batches of an epoch, if it is to be shorter.
+        seed: of an order that ranks share, if its sampler has no generator.
     """
     options = {
         "num_workers": loader.num_workers,
@@ -136,7 +178,7 @@ def grouped_loader(
         options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     return DataLoader(
         _TaggedItems(loader.dataset),
-        batch_sampler=UpdateSampler(loader.batch_sampler, accumulate, first=first, most=most),
+        batch_sampler=UpdateSampler(loader.batch_sampler, accumulate, first=first, most=most, seed=seed),
         collate_fn=_CollateEach(loader.collate_fn),
         **options,
     )

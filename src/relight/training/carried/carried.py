@@ -47,6 +47,7 @@ class Carried:
         self._loop = self._catalog.loop
         self._spots = self._loop.spots
         self._spots.data = data
+        self.show = self._spots.show
         self._keeper = Keeper(self._catalog, is_id)
         self._adoption = Adoption(self._catalog)
         self.rank_values = RankValues(self._catalog)

@@ -81,6 +81,11 @@ class ImagePlan:
         """A module goes to training or evaluation: its buffers may change from here on, and did not before."""
         self._images.take(self._slots.of_module(module))
 
+    def before_unusual_writes(self) -> None:
+        """Any tensor may be changed from here on in this step, and in few others: copy all that have no copy."""
+        if not self._steps_to_learn:
+            self._images.take(self._slots.keys)
+
     def before_reach(self, tensor: torch.Tensor) -> None:
         """Copy a tensor whose `.data` is about to be read or set: what that changes shows only afterwards."""
         key = self._slots.by_id.get(id(tensor))

@@ -150,6 +150,11 @@ class Transaction:
         if self.is_open and not self._is_early:
             self._plan.before_mode(module)
 
+    def before_unusual_writes(self) -> None:
+        """Copy all tensors before the step may change any, as few steps do."""
+        if self.is_open and not self._is_early:
+            self._plan.before_unusual_writes()
+
     def _before_reach(self, tensor: torch.Tensor) -> None:
         """Copy a parameter before the step may change it through `.data`, as no step did before."""
         if self.is_open and not self._is_early:

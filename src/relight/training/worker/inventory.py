@@ -150,10 +150,18 @@ def take_inventory(
         evidence=begin_evidence(runtime, state),
     )
     runtime.protection.holdings = inventory
+    _join_integrations(state, carried, transaction)
     state.zero.watch(runtime.protection.gathering)
     if runtime.settings.buddy_every:
         snapshots.ask(runtime.settings.buddy_every)
     return inventory
+
+
+def _join_integrations(state: TrackedState, carried: Carried, transaction: Transaction) -> None:
+    """Tell what an integration has handed over how to show objects of the script's, and to announce writes."""
+    for thing in state.per_rank.values():
+        if hasattr(thing, "join_training"):
+            thing.join_training(carried.show, transaction.before_unusual_writes)
 
 
 def _carried(runtime: Runtime, state: TrackedState, batches: Batches, data: Any) -> Carried:

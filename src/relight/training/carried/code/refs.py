@@ -27,7 +27,7 @@ def describe(place: Place) -> str:
     """As a message names it."""
     text = ""
     for kind, first, second in place:
-        if kind in ("frame", "module", "held", "data"):
+        if kind in ("frame", "module", "held", "data", "shown"):
             text = second
         elif kind in OWNERS:
             text = f"{first}.{second}".rstrip(".")

@@ -11,7 +11,7 @@ from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.places import MISSING, Spots
 from relight.training.carried.finding.survey import Survey, is_kept_with_modules
 from relight.training.carried.finding.watch import Watch
-from relight.training.carried.values.values import attributes_of, changed, kind_of, remember
+from relight.training.carried.values.values import changed, kind_of, remember
 
 FIRST_STEPS = 3
 
@@ -122,7 +122,7 @@ class Comparison:
                 yield Change(place, mark, getattr(value, "nbytes", 0), before.modules.get(place))
         for place, names in before.attributes.items():
             spot = self._spots.find(place)
-            for name in attributes_of(spot.get()).keys() - names if spot is not None else ():
+            for name in self._spots.own_attributes(spot.get()).keys() - names if spot is not None else ():
                 new = (*place, ("attribute", name, ""))
                 if not is_covered(new) and name[0] != "_":
                     yield Change(new, remember(MISSING), 0, None)

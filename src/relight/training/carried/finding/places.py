@@ -5,7 +5,7 @@ import ctypes
 import inspect
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CellType, CodeType, FrameType
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from relight.training.carried.code.refs import OWNERS, Place
 from relight.training.carried.values.parts import NoParts, Parts
-from relight.training.carried.values.values import attributes_of
+from relight.training.carried.values.values import attributes_of, kind_of
 from relight.training.torch_private.modules import buffers_in, modules_in, parameters_in
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
@@ -266,6 +266,26 @@ class Spots:
         self.frames = Frames(())
         self.parts = parts or NoParts()
         self.data: Any = None  # that was handed over
+        self.shown: dict[str, Any] = {}  # objects of the script's that an integration holds
+        self.keepers: dict[int, Callable[[str, Any], bool]] = {}  # by `id`: which attributes are kept otherwise
+
+    def show(self, name: str, thing: Any, keeps: Callable[[str, Any], bool]) -> bool:
+        """Look into an object as if a variable of the script held it, less attributes that are kept otherwise.
+
+        Returns whether its class is the script's own: nothing is carried of others.
+        """
+        if kind_of(thing) != "object":
+            return False
+        self.shown[name] = thing
+        self.keepers[id(thing)] = keeps
+        return True
+
+    def own_attributes(self, thing: Any) -> dict[str, Any]:
+        """The attributes of an object, less those that are kept otherwise."""
+        attributes, keeps = attributes_of(thing), self.keepers.get(id(thing))
+        if keeps is None:
+            return attributes
+        return {name: value for name, value in attributes.items() if not keeps(name, value)}
 
     def find(self, place: Place) -> Spot | None:
         """None if something on the way to it is not there."""
@@ -277,6 +297,10 @@ class Spots:
             spot = FixedSpot(self.frames.declared[int(first)])
         elif kind == "data":
             spot = FixedSpot(self.data)
+        elif kind == "shown":
+            if name not in self.shown:
+                return None
+            spot = FixedSpot(self.shown[name])
         elif kind == "held":
             if int(first) >= len(self.frames.held):
                 return None

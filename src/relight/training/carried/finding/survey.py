@@ -58,6 +58,7 @@ class Survey:
             rebound: names that steps bind to another object now and then.
         """
         self._is_foreign = is_foreign
+        self._attributes_of = spots.own_attributes
         self._is_part = functools.partial(is_part, spots.parts)
         self._traces = traces
         self._left = _MOST_BYTES  # to be copied
@@ -97,7 +98,7 @@ class Survey:
             self.found[place] = id(value) if self._traces else Mark("opaque", value, None)  # another may take its place
             if id(value) not in self._seen:
                 self._seen.add(id(value))
-                attributes = attributes_of(value)
+                attributes = self._attributes_of(value)
                 self.attributes[place] = frozenset(attributes)
                 for name, one in attributes.items():
                     self._look((*place, ("attribute", name, "")), one, depth + 1)
@@ -179,7 +180,9 @@ class Survey:
 
 
 def _names(spots: Spots) -> Iterator[tuple[Place, Any]]:
-    """Local variables of the frames of the loop, then the names of their modules."""
+    """Objects that an integration shows, local variables of the frames of the loop, then the names of their modules."""
+    for shown, value in spots.shown.items():
+        yield (("shown", "", shown),), value
     frames = spots.frames
     modules: dict[str, dict[str, Any]] = {}
     for number in range(len(frames.frames)):

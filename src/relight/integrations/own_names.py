@@ -1,0 +1,15 @@
+"""Attributes that a framework's own classes use, told from those that a script's subclass adds."""
+
+from collections.abc import Callable
+from typing import Any
+
+# Has relight look into an object of the script's, under a name, less the attributes that the integration keeps. Returns
+# whether relight keeps the others, which it does if the class is the script's own.
+Show = Callable[[str, Any, Callable[[str, Any], bool]], bool]
+
+
+def names_in(kind: type, package: tuple[str, ...]) -> set[str]:
+    """The names that the code of a class uses, as far as the class and those above it are of these packages."""
+    methods = [one for each in kind.__mro__ if each.__module__.startswith(package) for one in vars(each).values()]
+    functions = [one.fget if isinstance(one, property) else one for one in methods]
+    return {name for one in functions for name in getattr(getattr(one, "__code__", None), "co_names", ())}

@@ -1,0 +1,86 @@
+"""Log entries of steps, handed to the callbacks (`on_log`) once for each committed step, also if a rank is replaced.
+
+Entries are kept back until their step is committed, and with the state of the rank: a replacement hands over those that
+the process before it left. A note in the run directory says what a rank has handed over last, so that no reporter gets
+an entry twice.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_Entry = tuple[dict[str, float], int, float | None]  # of a log, with the Trainer's step and epoch
+
+
+class Logs:
+    """The entries of the step under way."""
+
+    def __init__(self, trainer: Any, run_dir: Path) -> None:
+        self._trainer = trainer
+        self._directory = run_dir
+        self._step = -1  # to which the entries belong
+        self._entries: list[_Entry] = []
+        self._defers = False
+
+    def begin(self, step: int) -> None:
+        """Begin an attempt at a step. Entries of an earlier one were left by the process that had this rank before."""
+        if self._step < step:
+            self._hand_over(is_left=True)
+        self._step, self._entries, self._defers = step, [], True
+
+    def end(self, *, committed: bool) -> None:
+        """The block is left."""
+        self._defers = False
+        if committed:
+            self._hand_over()
+
+    def close(self) -> None:
+        """The loop of steps is over: hand over what a process has left whose rank was taken after the last step."""
+        self._hand_over(is_left=True)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Inside, the Trainer's entry for callbacks is kept until its step is committed."""
+        handler = self._trainer.callback_handler
+        call = handler.on_log
+
+        def keep(args: Any, state: Any, control: Any, logs: dict[str, float]) -> Any:
+            if not self._defers:
+                return call(args, state, control, logs)
+            control.should_log = False
+            self._entries.append((dict(logs), state.global_step, state.epoch))
+            return control
+
+        handler.on_log = keep
+        try:
+            yield
+        finally:
+            del handler.on_log  # the class's own again
+
+    # --- with the state of the rank -----------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept back."""
+        return {"step": self._step, "entries": [list(entry) for entry in self._entries]}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._step, self._entries = saved["step"], [tuple(entry) for entry in saved["entries"]]
+
+    # --- to the callbacks ---------------------------------------------------------------------------------------
+    def _hand_over(self, *, is_left: bool = False) -> None:
+        entries, self._entries = self._entries, []
+        trainer = self._trainer
+        note = self._directory / f"transformers-{trainer.args.process_index}.json"
+        if not entries or (is_left and note.exists() and json.loads(note.read_text())["step"] == self._step):
+            return
+        state = trainer.state
+        now = state.global_step, state.epoch
+        for logs, state.global_step, state.epoch in entries:  # those of the entry, as reporters read them
+            trainer.control = trainer.callback_handler.on_log(trainer.args, state, trainer.control, logs)
+        state.global_step, state.epoch = now
+        draft = note.with_suffix(".new")
+        draft.write_text(json.dumps({"step": self._step}))
+        os.replace(draft, note)

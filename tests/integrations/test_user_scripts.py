@@ -1,0 +1,123 @@
+"""Scripts in the shapes that people publish, with frameworks: killed in several phases, and equal to themselves.
+
+Each is run undisturbed and with kills: what each rank ends with (weights, optimizer, rates, log, the script's own
+state), the files and what reporters were given must be equal; where random streams allow, also to the framework's own
+run without relight. The scripts that relight cannot repeat are refused by name.
+
+Runs where the framework is installed (`make test-integrations`).
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.survival.harness import DEADLINE_SECONDS, ROOT, Job, Outcome, Training, plain_environment
+
+PROGRAMS = ROOT / "tests" / "integrations" / "user_scripts"
+NEEDS = {"trainers.py": "transformers", "accelerated.py": "accelerate", "modules.py": "lightning"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+FAULTS = {
+    "computing": ("kill rank 0 in BACKWARD of step 3", "kill rank 1 in OPTIMIZER of step 6"),
+    "after": ("kill rank 1 in FORWARD of step 4", "kill rank 0 in AFTER_WRITE of step 8"),
+}
+# Scripts that draw no random numbers, or draw them as under relight.
+AS_ALONE = {"trainers.py": ("clm", "distilled", "saves", "ema_object", "history")}
+ALONE_DIFFERS = {"trainers.py": ("glue",)}
+REFUSED = {
+    "iterable": ("trainers.py", "the training data is an IterableDataset"),
+    "finds_batch_size": ("trainers.py", "auto_find_batch_size"),
+}
+SCRIPTS = [
+    (program, kind, alone)
+    for alone, table in ((True, AS_ALONE), (False, ALONE_DIFFERS))
+    for program, kinds in table.items()
+    for kind in kinds
+]
+
+
+def skip_without(program: str) -> None:
+    if importlib.util.find_spec(NEEDS[program]) is None:
+        pytest.skip(f"{NEEDS[program]} is not installed")
+
+
+def run(directory: Path, program: str, kind: str, faults: Sequence[str] = ()) -> Outcome:
+    """Run a script under relight to its end."""
+    arguments = (kind, "--output", str(directory / "output"))
+    training = Training(ranks=2, steps=0, program=str(PROGRAMS / program), arguments=arguments)
+    with Job(directory, training, faults=faults, standbys=1, environment=OFFLINE) as job:
+        return job.wait(2 * DEADLINE_SECONDS)
+
+
+def survive(directory: Path, program: str, kind: str, faults: Sequence[str] = ()) -> list[str]:
+    """Run a script under relight, and return the traces that it leaves."""
+    outcome = run(directory, program, kind, faults)
+    assert outcome.status == 0, outcome.describe()
+    assert outcome.report.bits_as_undisturbed == "yes", outcome.describe()
+    assert len(outcome.report.failures) == len(faults), outcome.describe()
+    return traces(outcome.stdout)
+
+
+def alone(directory: Path, program: str, kind: str) -> list[str]:
+    """Run a script under torchrun, where the framework trains by itself, and return the traces that it leaves."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *(str(PROGRAMS / program), kind, "--output", str(directory / "output")),
+            *(("--strategy", "ddp") if program == "modules.py" else ()),
+        ],
+        env={**plain_environment(), **OFFLINE},
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_SECONDS,
+        check=True,
+    )
+    return traces(done.stdout)
+
+
+def traces(stdout: str) -> list[str]:
+    return sorted(re.findall(r"rank \d+: \{.*\}|files: .*", stdout))
+
+
+@pytest.mark.parametrize(("program", "kind", "is_as_alone"), SCRIPTS, ids=[kind for _, kind, _ in SCRIPTS])
+def test_a_script_ends_as_undisturbed(program: str, kind: str, is_as_alone: bool, tmp_path: Path) -> None:
+    skip_without(program)
+    whole = survive(tmp_path / "whole", program, kind)
+    assert len(whole) == 3
+    if is_as_alone:
+        assert whole == alone(tmp_path / "alone", program, kind)
+    for name, faults in FAULTS.items():
+        assert survive(tmp_path / name, program, kind, faults) == whole
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_script_is_refused(kind: str, tmp_path: Path) -> None:
+    program, words = REFUSED[kind]
+    skip_without(program)
+    outcome = run(tmp_path, program, kind)
+    assert outcome.status == 1, outcome.describe()
+    assert words in outcome.stderr, outcome.describe()
+    assert outcome.report.steps == 0, outcome.describe()
+
+
+def test_loops_of_a_subclass_are_told_from_methods_around_the_loop() -> None:
+    skip_without("trainers.py")
+    from relight.integrations.transformers import Trainer, _has_own_loop
+
+    class Around(Trainer):
+        def _inner_training_loop(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            return super()._inner_training_loop(*args, **kwargs)
+
+    class Instead(Trainer):
+        def _inner_training_loop(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            return None
+
+    class Epoch(Around):
+        def _run_epoch(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            return None
+
+    assert [_has_own_loop(kind) for kind in (Trainer, Around, Instead, Epoch)] == [False, False, True, True]
