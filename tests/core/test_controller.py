@@ -772,7 +772,7 @@ def test_all_ranks_dead() -> None:
 
 
 # --- a recovery ---------------------------------------------------------------------------------------------------
-def test_nothing_is_decided_before_all_stand_still() -> None:
+def test_nothing_is_decided_before_all_are_paused() -> None:
     desk = Desk(world_size=3, standbys=1).train()
     desk.exits("w1")
     assert desk.stands("w0") == ()
@@ -960,7 +960,7 @@ def test_both_that_do_not_stop_are_in_the_report() -> None:
     assert recovery.failures == (1, 2, 3)
 
 
-def test_a_replacement_has_its_own_time_to_stand_still() -> None:
+def test_a_replacement_has_its_own_time_to_pause() -> None:
     limit = STOP_TIMEOUT_SECONDS + OUTSIDE_SECONDS + HEARING_SECONDS
     desk = Desk().train()
     desk.exits("w1")

@@ -204,7 +204,7 @@ class MadeUpJob:
         self.restore(resumed)
 
     def stop(self) -> None:
-        """Every rank stands still, and has a process."""
+        """Every rank is paused, and has a process."""
         holders = dict(self.core.rank_processes())
         blank = {rank for rank, name in holders.items() if self.holders[rank] != name}
         self.holders = holders

@@ -175,7 +175,7 @@ def test_the_same_planted_bugs_are_found_whether_names_are_told_apart_or_not(nam
         "always-back",
         "prepared-not-asked",
         "copies-over-intact",
-        "before-all-stand-still",
+        "before-all-are-paused",
         "no-barrier",
         "published-before-all-hold-it",
         "preparation-forgotten",

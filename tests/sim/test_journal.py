@@ -68,7 +68,7 @@ def test_simulated_journals_are_in_order() -> None:
     ("name", "invariant"),
     [
         ("generation-twice", "I10"),
-        ("before-all-stand-still", "I9"),
+        ("before-all-are-paused", "I9"),
         ("copies-over-intact", "I8"),
         ("forward-if-any", "I5"),
         ("always-back", "I7"),

@@ -248,7 +248,7 @@ def test_what_cannot_be_written_ends_the_job_all_the_same(bench: Bench, tmp_path
 
 @pytest.mark.all
 def test_a_failure_while_it_is_written_ends_the_job_all_the_same(bench: Bench, tmp_path: Path) -> None:
-    """Rank 1 is the only one that has its part; it dies when it is asked to stand still."""
+    """Rank 1 is the only one that has its part; it dies when it is asked to pause."""
     root = tmp_path / "checkpoints"
     faults = (f"kill rank 2 in FORWARD of step {AT}", "kill rank 1 in STOP of recovery 1")
     outcome = bench.run(keeping(root, divided("fsdp")), faults=faults, flags=GIVE_UP)

@@ -27,9 +27,9 @@ class Cluster:
     devices: int
     mtbf_device_seconds: float = MTBF_DEVICE_SECONDS  # mean time to an interruption, of one device
     step_seconds: float = 10.0
-    checkpoint_seconds: float = 30.0  # that training stands still for one checkpoint
+    checkpoint_seconds: float = 30.0  # that training pauses for one checkpoint
     restart_seconds: float = 0.0  # 0: `published_restart_seconds`
-    notice_seconds: float = 0.2  # relight: failure until all stand still and know what to do
+    notice_seconds: float = 0.2  # relight: failure until all are paused and know what to do
     form_seconds: float = 0.0  # forming the process group of so many devices; 0: the published figure's share
     state_bytes: float = 20e9  # on one device: what a replacement copies
     link_bytes_per_second: float = 12.5e9

@@ -16,7 +16,7 @@ PAUSES = [0.0, 0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
 
 
 def next_start(desk: Desk, version: int = 4) -> str:
-    """Rank 0 stands still where it has to; wait until a process without a rank is there; its name."""
+    """Rank 0 pauses where it has to; wait until a process without a rank is there; its name."""
     if desk.controller.stage is Stage.STOPPING and "w0" not in desk.controller.job.attempt.stopped:
         desk.stands("w0", version)
     while not desk.controller.members.standbys():

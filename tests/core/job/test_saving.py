@@ -61,7 +61,7 @@ def test_who_holds_the_state_is_asked_for_a_complete_checkpoint_too() -> None:
 
 
 # --- the job ------------------------------------------------------------------------------------------------------
-def test_survivors_stand_still_write_and_the_job_ends() -> None:
+def test_survivors_pause_write_and_the_job_ends() -> None:
     desk = training()
     stop = one(desk.exits("w1", step=5), Stop)
     assert stop.generation == desk.controller.generation == 2
@@ -212,7 +212,7 @@ def test_misuse_of_relight_is_not_saved(kind: str) -> None:
     assert not [c for c in desk.said if isinstance(c, Notice)]
 
 
-def test_who_does_not_stand_still_is_killed_and_the_others_save() -> None:
+def test_a_rank_that_does_not_pause_is_killed_and_the_others_save() -> None:
     """It hung where no rank is judged by progress: only the end of its time tells."""
     desk = training(world_size=3)
     desk.exits("w2", step=5)

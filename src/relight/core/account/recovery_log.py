@@ -84,7 +84,7 @@ class RecoveryLog:
         self._answered = self._failures.count
 
     def stopped(self, event: ev.Stopped, now: float) -> None:
-        """A rank stands still."""
+        """A rank is paused."""
         if self.under_way is None:
             return
         self.under_way.all_stopped = now

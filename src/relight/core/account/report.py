@@ -47,7 +47,7 @@ class RecoveryStages(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     detect_seconds: float | None = None  # of the first failure: fault to notice, perhaps estimated; None: not known
-    stop_seconds: float = 0.0  # until every survivor stands still
+    stop_seconds: float = 0.0  # until every survivor is paused
     decide_seconds: float = 0.0
     replace_seconds: float = 0.0  # until every rank has a living process
     reform_seconds: float = 0.0  # the new process group

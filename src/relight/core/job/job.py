@@ -28,9 +28,9 @@ from relight.core.recovery.shards import Shards
 class Stage(enum.StrEnum):
     STARTING = "starting"  # waiting for every rank to reach its first step
     TRAINING = "training"  # waiting for every rank to be done; after a broken collective, for the death that caused it
-    STOPPING = "stopping"  # waiting for every member to stand still, and for a process for every rank
+    STOPPING = "stopping"  # waiting for every member to pause, and for a process for every rank
     RESTORING = "restoring"  # waiting for every member to hold the target version
-    SAVING = "saving"  # the job must end: waiting for survivors to stand still, then for a last checkpoint
+    SAVING = "saving"  # the job must end: waiting for survivors to pause, then for a last checkpoint
     FINISHING = "finishing"  # training is done; the scripts run to their ends
     ENDED = "ended"  # every event is ignored
 

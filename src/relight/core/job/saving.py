@@ -40,7 +40,7 @@ class Saving:
         return self.begin(now)
 
     def begin(self, now: float) -> list[Command]:
-        """Ask all to stand still, in a new generation."""
+        """Ask all ranks to pause, in a new generation."""
         stop = self._job.stop_everyone("the job must end, after a last checkpoint", now)
         self._job.stage, self._ending = Stage.SAVING, msgspec.structs.replace(self._ending, order=None)
         return [Notice(why=f"{self._ending.error}: the job must end, after a last checkpoint", level="warning"), stop]
@@ -55,7 +55,7 @@ class Saving:
         return self.save_once_still(now)
 
     def save_once_still(self, now: float) -> list[Command]:
-        """Order the checkpoint as soon as every holder of state stands still, and every failed process is dead."""
+        """Order the checkpoint as soon as every holder of state is paused, and every failed process is dead."""
         job = self._job
         if job.stage is not Stage.SAVING:
             return []
@@ -107,7 +107,7 @@ class Saving:
         return job.end(f"{self._ending.error}. {text}", now, self._ending.raised)
 
     def on_save_timeout(self, now: float) -> list[Command]:
-        """Do without ranks that do not stand still; end the job if the checkpoint is not written in time."""
+        """Do without ranks that do not pause; end the job if the checkpoint is not written in time."""
         job = self._job
         if self.order is not None:
             return self.end_unsaved(f"it was not done within {SAVE_SECONDS:g} s", now)
@@ -122,7 +122,7 @@ class Saving:
         """End the job without a last checkpoint."""
         return self._job.end(f"{self._ending.error}. No last checkpoint was written: {why}", now, self._ending.raised)
 
-    # --- processes that do not stand still ----------------------------------------------------------------------
+    # --- processes that do not pause ----------------------------------------------------------------------------
     def moving(self) -> list[Process]:
         """Members that have not answered Stop; of a job that ends, those that may hold state."""
         job = self._job

@@ -26,7 +26,7 @@ class Process:
     fresh: bool = False  # started because no standby was left
     spawned_at: float = 0.0
     ready_at: float = 0.0
-    asked_at: float = 0.0  # when it was ordered to stand still, by Stop or with its rank
+    asked_at: float = 0.0  # when it was ordered to pause, by Stop or with its rank
     failed_at_step: int = -1  # the step that its failure counts for; a replacement dies for the recovery's
     may_hold_state: bool = False  # it trained, or was ordered to restore; whether it did, only its report can say
     slow: bool = False  # which was said

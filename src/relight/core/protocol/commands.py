@@ -58,7 +58,7 @@ class Assign(_Command, frozen=True, kw_only=True):
 
 
 class Stop(_Command, frozen=True, kw_only=True):
-    """Close the older generation: collectives fail at once, a write in progress finishes, then stand still."""
+    """Close the older generation: collectives fail at once, a write in progress finishes, then pause."""
 
     generation: int
 

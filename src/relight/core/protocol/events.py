@@ -148,7 +148,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopped(_Event, frozen=True, kw_only=True):
-    """A survivor's main thread stands still, outside any write. The only basis of a decision."""
+    """A survivor's main thread is paused, outside any write. The only basis of a decision."""
 
     process: str
     rank: Whole

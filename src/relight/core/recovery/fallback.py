@@ -4,7 +4,7 @@
 
 The highest tier that holds *every* part at one version is taken, and all ranks go back to that version: the only
 exception to the rule that no finished version is undone (I7). Everything follows from what the ranks report once they
-stand still; nothing that was said before a failure counts.
+are paused; nothing that was said before a failure counts.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The decision of a recovery, once every rank stands still: from replicas, or from a fallback tier."""
+"""The decision of a recovery, once every rank is paused: from replicas, or from a fallback tier."""
 
 from collections.abc import Collection, Sequence
 

@@ -154,7 +154,7 @@ class Processes:
         if process.rank is None or job.stage in (Stage.STARTING, Stage.FINISHING):
             return []  # its exit tells the rest
         if job.stage is Stage.SAVING and event.stands:
-            return []  # like the others it stands still, and is asked
+            return []  # like the others it is paused, and is asked
         position = msgspec.structs.replace(process.final_position, step=event.step)
         seen_at = f" ({event.place}; logs/rank-{process.rank}.log)" if event.place else ""
         evidence = event.summary + seen_at

@@ -1,4 +1,4 @@
-"""STOPPING: every member stands still and reports, every rank has a process, the failed are dead: then decide."""
+"""STOPPING: every member is paused and reports, every rank has a process, the failed are dead: then decide."""
 
 from relight.core.job.attempts import Attempts
 from relight.core.job.failing import Failing
@@ -20,7 +20,7 @@ class Stopping:
         self._saving, self._failing, self._deciding = saving, failing, deciding
 
     def on_stopped(self, event: ev.Stopped, now: float) -> list[Command]:
-        """A member stands still, and reports the state that it holds."""
+        """A member is paused, and reports the state that it holds."""
         job = self._job
         if job.stage not in (Stage.STOPPING, Stage.SAVING) or event.generation != job.generation:
             return []
@@ -41,7 +41,7 @@ class Stopping:
         return out
 
     def advance(self, now: float) -> list[Command]:
-        """Decide as soon as every rank has a process, all stand still, and every failed process is known dead."""
+        """Decide as soon as every rank has a process, all are paused, and every failed process is known dead."""
         job = self._job
         if job.stage is Stage.SAVING:
             return self._saving.save_once_still(now)

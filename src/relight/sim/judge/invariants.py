@@ -9,7 +9,7 @@ INVARIANTS = {
     "I6": "Live versions are v, or v and v+1.",
     "I7": "No version that anyone finished, dead or alive or cut off, is undone, unless I15 lets it.",
     "I8": "Copies go where nothing is, and only there.",
-    "I9": "A decision rests on reports of its own generation, from all ranks, which stand still.",
+    "I9": "A decision rests on reports of its own generation, from all ranks, which are paused.",
     "I10": "Generations only grow; a rank has one process, and gets another once that one is known dead or fenced.",
     "I11": "Engines are shown a version only when every rank holds it, and never an older one.",
     "I12": "A job that ends well ends as one that nothing disturbed, and its report says what happened.",

@@ -1,4 +1,4 @@
-"""Judge the order to restore: its target, its sources, and the processes that stand still for it."""
+"""Judge the order to restore: its target, its sources, and the processes that are paused for it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def check_restore(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
     """I2, I5, I7 to I10, I13 to I15 of one order."""
-    _check_all_stand_still(seen, restore, members)
+    _check_all_are_paused(seen, restore, members)
     for worker in members:
         _check_alone(seen, worker)
     _check_sources(seen, restore, members)
@@ -70,7 +70,7 @@ def _trusted(restore: Restore, members: Sequence[SimulatedWorker]) -> int | None
 
 
 def complete_snapshots(seen: "Checker", members: Sequence[SimulatedWorker], only: int = -1) -> list[int]:
-    """Versions of which every rank's snapshot was reported by those who stand still."""
+    """Versions of which every rank's snapshot was reported by those that are paused."""
     holders: dict[int, set[int]] = {}
     for worker in members:
         report = worker.last_report
@@ -101,14 +101,14 @@ def _check_reachable(seen: "Checker", restore: Restore, worker: SimulatedWorker)
     prepared = worker.last_report.prepared if isinstance(worker.last_report, Stopped) else -1
     is_lost = seen.is_lost(worker)
     if worker.page.torn and not is_lost:
-        raise Violation(f"I13: rank {worker.rank} stands still inside a write")
+        raise Violation(f"I13: rank {worker.rank} is paused inside a write")
     if (worker.rank in restore.targets) is not is_lost:
         raise Violation(f"I8: rank {worker.rank}, blank: {is_lost}, and the targets are {restore.targets}")
     if not is_lost and restore.target not in (version, prepared + 1 if prepared == version else version):
         raise Violation(f"I5: rank {worker.rank} is to reach {restore.target} from {version}, prepared {prepared}")
 
 
-def _check_all_stand_still(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
+def _check_all_are_paused(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
     """Rule 5: the decision rests on reports of this generation, from processes that do not move."""
     if len(members) != seen.world_size:
         raise Violation(f"I9: a decision with {len(members)} of {seen.world_size} ranks")

@@ -64,7 +64,7 @@ class DecidesFromTheDeadRanksTag(Stopping):
         return make_decision(reports, world_size, base + past)
 
 
-class DecidesBeforeAllStandStill(Stopping):
+class DecidesBeforeAllArePaused(Stopping):
     """A2: takes the newest reports for the missing ones."""
 
     def advance(self, now: float) -> list[Command]:

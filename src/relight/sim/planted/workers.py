@@ -85,7 +85,7 @@ class ForgetsItsPreparation(Worker):
 
 
 class RollsBackBeforeTheDecision(Worker):
-    """A prepared rank undoes its writes as soon as it stands still; should it go forward, it commits the old state."""
+    """A prepared rank undoes its writes as soon as it is paused; should it go forward, it commits the old state."""
 
     @staticmethod
     def _interrupted(worker: Worker, event: ev.Interrupted) -> act.Actions:

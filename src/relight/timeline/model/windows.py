@@ -14,7 +14,7 @@ class Band(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     struck_ns: int
     noticed_ns: int
-    stopped_ns: int  # the last survivor stands still
+    stopped_ns: int  # the last survivor is paused
     resumed_ns: int  # the last rank trains on
     ended_ns: int  # first step committed again
     repeats: bool = True  # that step had been started before

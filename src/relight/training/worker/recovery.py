@@ -1,4 +1,4 @@
-"""A worker's part in a recovery, on its main thread: stand still, reach the decided version, resume.
+"""A worker's part in a recovery, on its main thread: pause, reach the decided version, resume.
 
 The order is that of docs/PROTOCOL.md: Stop (done by the runtime), then Clean, Reset, Restore, Rollback, Resume.
 """
