@@ -103,7 +103,7 @@ def test_a_peer_with_a_certificate_and_the_token_is_welcome(controller: Controll
     async def talk() -> None:
         controller_connection, welcome = await connect(controller, files)
         assert welcome.job == "test"
-        connection: ssl.SSLObject = controller_connection._writer.get_extra_info("ssl_object")
+        connection: ssl.SSLObject = controller_connection.writer.get_extra_info("ssl_object")
         assert connection.version() == "TLSv1.3"
         await hear(controller_connection, StatusUpdate)
         controller_connection.abort()

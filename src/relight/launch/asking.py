@@ -11,7 +11,7 @@ from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError, UsageError
 from relight.wire import messages as msg
 from relight.wire.connection.address import read_address
-from relight.wire.connection.framing import encode_frame, make_decoder
+from relight.wire.connection.framing import make_decoder
 from relight.wire.connection.tls import Tls
 from relight.wire.settings import END_BY_HAND
 
@@ -65,7 +65,7 @@ async def _converse(
     decoder = make_decoder(msg.ObserverDown)
     connection, _ = await ControllerConnection.connect(address, token, hello, tls=tls, decoder=decoder)
     try:
-        connection.send(encode_frame(question))
+        connection.send(question)
         async with asyncio.timeout(WAIT_SECONDS):
             while (update := await connection.receive()) is not None:
                 if isinstance(update, msg.NoticeUpdate):

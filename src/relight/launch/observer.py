@@ -8,7 +8,7 @@ from relight.agent.connection.controller_connection import ControllerConnection
 from relight.errors import ProtocolError
 from relight.terminal import Screen
 from relight.wire import messages as msg
-from relight.wire.connection.framing import encode_frame, make_decoder
+from relight.wire.connection.framing import make_decoder
 from relight.wire.connection.tls import Tls
 
 REOBSERVE_SECONDS = 0.2
@@ -64,13 +64,13 @@ class Observer:
         """Ask the controller to end the job; at the next connection if there is none."""
         self._asked_to_end = why
         if self._connection is not None:
-            self._connection.send(encode_frame(msg.StopAgent(why=why)))
+            self._connection.send(msg.StopAgent(why=why))
 
     def ask_to_drain(self, order: msg.DrainHost) -> None:
         """Ask the controller to leave a host in order; at the next connection if there is none."""
         self._drain = order
         if self._connection is not None:
-            self._connection.send(encode_frame(order))
+            self._connection.send(order)
 
     def abort(self) -> None:
         """Close the connection."""

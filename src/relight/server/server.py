@@ -169,7 +169,7 @@ class Server:
             traceback.print_exc()
             self.job.refusals.note(f"closed the connection from {connection.peer} after a defect in relight: {error!r}")
         finally:
-            await connection.finish(FLUSH_SECONDS)
+            await connection.close(FLUSH_SECONDS)
 
     async def _tick(self) -> None:
         """Send the job's status to observers, and show in the files that the job has a controller."""

@@ -6,27 +6,25 @@ from typing import Any
 import msgspec
 
 from relight.errors import ProtocolError
-from relight.wire.connection.framing import decode, encode_frame, make_decoder
+from relight.wire.connection.framing import decode, make_decoder
 from relight.wire.connection.handshake import CONTROLLER, ConnectingSide, check_version
 from relight.wire.connection.keepalive import CONTROL, end_when_silent
-from relight.wire.connection.streams import read_payload
+from relight.wire.connection.streams import FrameStream, read_payload
 from relight.wire.connection.tls import BROKEN_OFF, NO_TLS_HERE, NO_TLS_THERE, Tls, explain, start_tls
 from relight.wire.messages import AgentDown, Challenge, Hello, Refused, StartTls, Welcome
 
 HANDSHAKE_SECONDS = 10.0
 CONGESTED_BYTES = 2**20  # beyond this, what will be said again anyway is left unsaid
-MAX_UNSENT_BYTES = 64 * 2**20  # beyond this, the controller is lost
 _decoder = make_decoder(AgentDown)
 
 
-class ControllerConnection:
+class ControllerConnection(FrameStream):
     """Frames in both directions, after the handshake."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: msgspec.msgpack.Decoder[Any]
     ) -> None:
-        self._reader = reader
-        self._writer = writer
+        super().__init__(reader, writer)
         self._decoder = decoder
 
     @classmethod
@@ -51,12 +49,12 @@ class ControllerConnection:
                 await controller_connection._begin(tls, server_name or address[0])
                 return controller_connection, await controller_connection._shake_hands(token, hello)
             except BaseException:
-                controller_connection._writer.transport.abort()
+                controller_connection.abort()
                 raise
 
     async def _begin(self, tls: Tls | None, server_name: str) -> None:
         """Begin TLS if this side wants it. Raises ProtocolError if the other side does not."""
-        connection = self._writer.get_extra_info("socket")
+        connection = self.writer.get_extra_info("socket")
         if connection.getsockname() == connection.getpeername():
             raise OSError("no process listens there")  # on a free port above 32768, TCP may connect to itself
         end_when_silent(connection, CONTROL)
@@ -64,8 +62,8 @@ class ControllerConnection:
             return
         check_version(await self._expect(StartTls))
         try:
-            self._reader, self._writer = await start_tls(
-                self._writer, tls.client(), server_name=server_name, timeout_seconds=HANDSHAKE_SECONDS
+            self.reader, self.writer = await start_tls(
+                self.writer, tls.client(), server_name=server_name, timeout_seconds=HANDSHAKE_SECONDS
             )
         except OSError as error:
             raise ProtocolError(f"the controller cannot be trusted: {explain(error, 'its')}") from error
@@ -73,37 +71,18 @@ class ControllerConnection:
     async def _shake_hands(self, token: bytes, hello: Hello) -> Welcome:
         challenge: Challenge = await self._expect(Challenge)
         handshake = ConnectingSide(token)
-        self.send(encode_frame(handshake.answer(challenge, hello)))
+        self.send(handshake.answer(challenge, hello))
         welcome: Welcome = await self._expect(Welcome)
         handshake.check(welcome.mac, CONTROLLER, welcome.job)
         return welcome
 
-    def send(self, frame: bytes) -> None:
-        """Never waits. A controller that has stopped reading loses the connection in the end."""
-        if self._writer.is_closing():
-            return
-        self._writer.write(frame)
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self._writer.transport.abort()
-
     def congested(self) -> bool:
-        return self._writer.transport.get_write_buffer_size() > CONGESTED_BYTES
+        return self.unsent_bytes() > CONGESTED_BYTES
 
     async def receive(self) -> Any:
         """The controller's next message; None at the end. Raises ProtocolError."""
-        payload = await read_payload(self._reader)
+        payload = await read_payload(self.reader)
         return None if payload is None else decode(self._decoder, payload)
-
-    def abort(self) -> None:
-        self._writer.transport.abort()
-
-    async def close(self, timeout_seconds: float) -> None:
-        """Close once what was sent has left, or after `timeout_seconds`."""
-        self._writer.close()
-        try:
-            await asyncio.wait_for(self._writer.wait_closed(), timeout_seconds)
-        except OSError:
-            self._writer.transport.abort()
 
     async def _expect(self, expected: type) -> Any:
         message = await self.receive()
@@ -118,7 +97,7 @@ class ControllerConnection:
                 raise ProtocolError(f"the controller is reached, but {NO_TLS_HERE}")
             case Challenge() if expected is StartTls:
                 raise ProtocolError(f"the controller is reached, but {NO_TLS_THERE}")
-            case None if self._writer.get_extra_info("sslcontext") is not None and expected is Challenge:
+            case None if self.writer.get_extra_info("sslcontext") is not None and expected is Challenge:
                 raise ProtocolError(f"the controller hung up: {BROKEN_OFF}")
             case None:  # it may be dying, or not listen yet while a proxy before it does
                 raise ConnectionResetError(f"the process that listens there hung up before {expected.__name__}")

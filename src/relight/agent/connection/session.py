@@ -10,7 +10,6 @@ import msgspec
 from relight.agent.connection.controller_connection import ControllerConnection
 from relight.agent.decisions.session import Session
 from relight.errors import ProtocolError
-from relight.wire.connection.framing import encode_frame
 from relight.wire.connection.tls import Tls
 from relight.wire.messages import StopAgent
 
@@ -67,7 +66,7 @@ class ControllerSession:
                 refused = isinstance(error, ProtocolError)
             else:
                 for frame in self._session.begin(welcome):
-                    self._connection.send(frame)
+                    self._connection.send_frame(frame)
                 return ""
             given_up = self._session.why_given_up(evidence, time.monotonic() - begun, refused=refused)
             if given_up:
@@ -112,7 +111,7 @@ class ControllerSession:
         frame = self._session.report(message)
         if self._connection is not None:
             self._confirm()
-            self._connection.send(frame)
+            self._connection.send_frame(frame)
 
     def mention(self, message: msgspec.Struct, *, if_idle: bool = False) -> bool:
         """Send a message that matters now or never. False: not sent, since there is no connection.
@@ -122,7 +121,7 @@ class ControllerSession:
         connection = self._connection
         if connection is None or (if_idle and connection.congested()):
             return False
-        connection.send(encode_frame(message))
+        connection.send(message)
         return True
 
     async def close(self) -> None:
@@ -140,4 +139,4 @@ class ControllerSession:
             self._confirming.cancel()
             self._confirming = None
         if self._connection is not None and (frame := self._session.confirmation()):
-            self._connection.send(frame)
+            self._connection.send_frame(frame)

@@ -54,4 +54,4 @@ class Observers:
 
     async def finish(self, timeout_seconds: float) -> None:
         """Let the last words reach everyone, within `timeout_seconds`."""
-        await asyncio.gather(*(connection.finish(timeout_seconds) for connection in list(self._connections)))
+        await asyncio.gather(*(connection.close(timeout_seconds) for connection in list(self._connections)))

@@ -1,10 +1,46 @@
-"""Reads frames from sockets: with an event loop, and in threads without one."""
+"""Frames through sockets: with an event loop, and read in threads without one."""
 
 import asyncio
+import contextlib
 import socket
 
-from relight.wire.connection.framing import LENGTH, check_length
+import msgspec
+
+from relight.wire.connection.framing import LENGTH, check_length, encode_frame
 from relight.wire.messages import MAX_FRAME_BYTES
+
+MAX_UNSENT_BYTES = 64 * 2**20  # a peer that does not read this much is cut off
+
+
+class FrameStream:
+    """Sends frames without waiting. A peer that has stopped reading loses its connection, not our memory."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, message: msgspec.Struct) -> None:
+        self.send_frame(encode_frame(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        if self.writer.is_closing():
+            return
+        self.writer.write(frame)
+        if self.unsent_bytes() > MAX_UNSENT_BYTES:
+            self.abort()
+
+    def unsent_bytes(self) -> int:
+        return self.writer.transport.get_write_buffer_size()
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Close once what was sent has left, or after `timeout_seconds`."""
+        self.writer.close()
+        with contextlib.suppress(OSError):  # TimeoutError is one
+            await asyncio.wait_for(self.writer.wait_closed(), timeout_seconds)
+        self.abort()
+
+    def abort(self) -> None:
+        self.writer.transport.abort()
 
 
 async def read_payload(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> bytes | None:
