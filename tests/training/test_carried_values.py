@@ -39,6 +39,25 @@ class Slotted:
         self.count = 1
 
 
+class Latents(torch.Tensor):
+    bounds: list[int]
+
+
+RECORD = np.dtype([("time", np.int32), ("state", np.uint8, (2, 2))])
+
+
+def _latents() -> Latents:
+    made = torch.arange(4.0).as_subclass(Latents)
+    made.bounds = [0, 1]
+    return made
+
+
+def _objects() -> Any:
+    made = np.empty(3, object)
+    made[0], made[1] = [1, 2], np.arange(3)
+    return made
+
+
 def _push(value: list[Any]) -> None:
     value[0]["a"].append(5)
 
@@ -54,6 +73,13 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "defaultdict": (lambda: defaultdict(list, a=[1]), lambda v: v["b"].append(2)),
     "ordered dict": (lambda: OrderedDict(a=1, b=2), lambda v: v.move_to_end("a")),
     "tensor": (lambda: torch.arange(4.0), lambda v: v.add_(1)),
+    "tensor of a class": (_latents, lambda v: v.normal_()),
+    "attribute of such a tensor": (_latents, lambda v: v.bounds.append(2)),
+    "array of objects": (_objects, lambda v: v[0].append(3)),
+    "another object in an array": (_objects, lambda v: v.__setitem__(1, "other")),
+    "array of records": (lambda: np.zeros(3, RECORD), lambda v: v["state"].fill(4)),
+    "array of texts": (lambda: np.array(["a", "bc"]), lambda v: v.__setitem__(0, "x")),
+    "text of NumPy": (lambda: [np.str_("a")], lambda v: v.append(np.str_("b"))),
     "tensor's data": (lambda: torch.arange(4.0), lambda v: setattr(v, "data", torch.zeros(4))),
     "part of a tensor": (lambda: torch.arange(4.0), lambda v: v[1:2].zero_()),
     "tensor in a tuple": (lambda: (torch.zeros(2), 1), lambda v: v[0].add_(1)),

@@ -5,6 +5,7 @@ with a dtype). Tensors are replaced by numbered placeholders, with strides that 
 travel beside the tree.
 """
 
+import ast
 import ctypes
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -50,7 +51,7 @@ class Flat:
         return _without_strides(self.tree) if self._has_strides else self.tree
 
     def _flatten(self, tree: Any, path: str) -> Any:
-        if tree is None or isinstance(tree, (bool, str, bytes)):
+        if tree is None or (isinstance(tree, (bool, str, bytes)) and type(tree).__module__ != "numpy"):
             return tree
         if isinstance(tree, float) and type(tree).__module__ != "numpy":
             return float(tree)
@@ -81,7 +82,7 @@ class Flat:
         if array is not None:
             shape = list(array.shape) if array is tree else None  # None: a scalar, whose type decides that of results
             by_column = {} if array.flags.c_contiguous or not array.flags.f_contiguous else {"f": True}
-            return {_TAG: "numpy", "d": array.dtype.str, "s": shape, "v": array.tobytes(), **by_column}
+            return {_TAG: "numpy", "d": dtype_text(array.dtype), "s": shape, "v": array.tobytes(), **by_column}
         raise UsageError(
             f"{path or 'state'} is a {type(tree).__module__}.{type(tree).__qualname__}: state_dict() may hold tensors, "
             "numbers, strings, bytes, None, and lists, tuples, sets and dicts of these, so that it can be copied to a "
@@ -118,9 +119,23 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
     if kind == "numpy":
         import numpy as np
 
-        array = np.frombuffer(value, dtype=np.dtype(tree["d"]))
+        array = np.frombuffer(value, dtype=dtype_of(tree["d"]))
         return array[0] if tree["s"] is None else array.reshape(tree["s"]).copy("F" if "f" in tree else "C")
     raise UsageError(f"unknown kind {kind!r} in a transferred tree")
+
+
+def dtype_text(dtype: Any) -> str:
+    """A NumPy dtype in words, with the names of its fields."""
+    import numpy as np
+
+    return repr(np.lib.format.dtype_to_descr(dtype)) if dtype.names else str(dtype.str)
+
+
+def dtype_of(text: str) -> Any:
+    """The inverse of `dtype_text`."""
+    import numpy as np
+
+    return np.lib.format.descr_to_dtype(ast.literal_eval(text)) if text.startswith("[") else np.dtype(text)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -213,10 +228,10 @@ def decode_tree(data: bytes) -> Any:
 
 
 def _as_numpy(value: Any) -> Any:
-    """`value` as a NumPy array of numbers if it is one (or a NumPy scalar), else None."""
+    """`value` as a NumPy array of numbers, texts or records if it is one (or a NumPy scalar), else None."""
     if type(value).__module__ != "numpy":
         return None
     import numpy as np
 
     array = np.asarray(value)
-    return array if array.dtype.kind in "biufc" else None
+    return None if array.dtype.hasobject or array.dtype.itemsize == 0 else array

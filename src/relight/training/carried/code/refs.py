@@ -108,7 +108,9 @@ def is_added(name: str) -> bool:
 
 @functools.cache
 def _of_every_optimizer() -> frozenset[str]:
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.0)))
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.0)
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return frozenset(vars(optimizer))
 
 
 def class_of(base: Ref) -> Ref:
@@ -182,17 +184,12 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
     if isinstance(value, functools.partial):
         partial = callee_of(Ref(None, value.func), None)
         return partial and replace(partial, given=value.args, named={**value.keywords})
-    # Decorators that keep what they wrap run it: torch.no_grad() and the like.
-    if isinstance(value, types.FunctionType) and not is_user_file(value.__code__.co_filename):
-        value = getattr(value, "__wrapped__", value)
     if isinstance(value, types.MethodType):
-        function = value.__func__
-        if isinstance(function, types.FunctionType) and not is_user_file(function.__code__.co_filename):
-            function = getattr(function, "__wrapped__", function)
         own = receiver if receiver is not None and receiver.value is value.__self__ else Ref(None, value.__self__)
-        return _if_user(function, own)
+        return _if_user(_unwrapped(value.__func__), own)
     if isinstance(value, types.FunctionType):
-        return _if_user(value, None)
+        function = _unwrapped(value)
+        return _if_user(function, receiver if _is_method_of(receiver, function) else None)
     if value is UNKNOWN or isinstance(value, type):
         return None
     if isinstance(value, nn.Module):
@@ -201,6 +198,23 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
             value, target = inner, Ref(None, inner)  # a wrapper: DistributedDataParallel
         return _if_user(inspect.getattr_static(type(value), "forward", None), target)
     return _if_user(inspect.getattr_static(type(value), "__call__", None), target)
+
+
+def _unwrapped(function: Any) -> Any:
+    """The function of the user's that decorators of libraries run: `torch.no_grad()`, a scheduler around a step."""
+    while isinstance(function, types.FunctionType) and not is_user_file(function.__code__.co_filename):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    return function
+
+
+def _is_method_of(receiver: Ref | None, function: Any) -> bool:
+    """Whether a function that was set on an object runs the method of this name of the object's class."""
+    if receiver is None or receiver.value is UNKNOWN or not isinstance(function, types.FunctionType):
+        return False
+    return _unwrapped(inspect.getattr_static(type(receiver.value), function.__name__, None)) is function
 
 
 def own_method(owner: Any, name: str) -> types.FunctionType | None:

@@ -124,7 +124,7 @@ class Comparison:
             spot = self._spots.find(place)
             for name in self._spots.own_attributes(spot.get()).keys() - names if spot is not None else ():
                 new = (*place, ("attribute", name, ""))
-                if not is_covered(new) and name[0] != "_":
+                if not is_covered(new) and not _is_torch_s(new):
                     yield Change(new, remember(MISSING), 0, None)
 
     def objects(self) -> Iterator[tuple[Place, Any]]:
@@ -149,11 +149,16 @@ class Comparison:
         now = self._survey(traces=True)
         places = [place for place, seen in last.found.items() if place in now.found and now.found[place] != seen]
         for place, names in last.attributes.items():
-            new = sorted(name for name in now.attributes.get(place, names) - names if name[0] != "_")
-            places += [(*place, ("attribute", name, "")) for name in new]
+            new = [(*place, ("attribute", name, "")) for name in sorted(now.attributes.get(place, names) - names)]
+            places += [one for one in new if not _is_torch_s(one)]
         return places
 
 
 def _is_kept_with_module(place: Place, value: Any) -> bool:
     """Whether an attribute of a module that was handed over now has a value that is kept with the module."""
     return place[0][0] == "inner" and len(place) == 2 and is_kept_with_modules(place[1][1], value)
+
+
+def _is_torch_s(place: Place) -> bool:
+    """Whether an attribute of a parameter that was handed over is none of the script's."""
+    return len(place) == 2 and place[0][0] == "slot" and place[1][1].startswith("_")

@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import functools
 import inspect
 import sys
 import types
@@ -19,6 +20,7 @@ from relight.training.torch_private.modules import buffers_in, modules_in, param
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 _SEPARATOR = "\x1f"
+_FIXED_INSIDE = (types.MethodType, functools.partial)  # their objects and arguments are never others
 
 
 class _Missing:
@@ -196,6 +198,8 @@ class AttributeSpot(Spot):
         owner, name = self._owner, self._name
         if name == "__class__":
             return type(owner)
+        if isinstance(owner, _FIXED_INSIDE):
+            return getattr(owner, name, MISSING)
         own = getattr(owner, "__dict__", None)
         if own is not None and name in own:
             return own[name]
@@ -213,7 +217,12 @@ class AttributeSpot(Spot):
 
     def set(self, value: Any) -> None:
         owner, name = self._owner, self._name
-        if isinstance(owner, type) or (isinstance(owner, nn.Module) and value is not MISSING):
+        if isinstance(owner, _FIXED_INSIDE):
+            return  # it was changed in place
+        if isinstance(owner, type) and value is MISSING:
+            if name in vars(owner):
+                delattr(owner, name)
+        elif isinstance(owner, type) or (isinstance(owner, nn.Module) and value is not MISSING):
             setattr(owner, name, value)
         elif value is MISSING:
             owner.__dict__.pop(name, None)
@@ -282,7 +291,8 @@ class Spots:
 
     def own_attributes(self, thing: Any) -> dict[str, Any]:
         """The attributes of an object, less those that are kept otherwise."""
-        attributes, keeps = attributes_of(thing), self.keepers.get(id(thing))
+        attributes = dict(vars(thing)) if isinstance(thing, type) else attributes_of(thing)
+        keeps = self.keepers.get(id(thing))
         if keeps is None:
             return attributes
         return {name: value for name, value in attributes.items() if not keeps(name, value)}

@@ -2,9 +2,10 @@
 
 import enum
 import functools
+import itertools
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +20,9 @@ from relight.training.carried.values.values import (
     attributes_of,
     generator_state,
     gradient_of,
+    items_of,
     kind_of,
+    members_in,
     remember,
     stream_state,
 )
@@ -28,12 +31,13 @@ from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, modules_in, parameters_in
 from relight.training.torch_private.tensors import version_of
 
-_DEEPEST = 4
+_DEEPEST = 12  # objects, one in another: environments in wrappers in a vector of an agent
+_TRACED_DEEPEST = 4
 _MOST = 5000  # places
 _TRACED = 256  # of those of which no copy is kept
 _TRACED_BYTES = 2**16
 _LONGEST = 5000  # items of one container
-_FEW = 64  # items of a container that is looked into one by one
+_FEW = 512  # items of a container that is looked into one by one
 _BYTES = 4 * 2**20  # of a larger tensor its version tells
 _MOST_BYTES = 2**28  # copied by one survey
 
@@ -66,20 +70,29 @@ class Survey:
         self.modules: dict[Place, Place] = {}  # of their tensors
         self._seen: set[int] = set()
         self.found: dict[Place, Any] = {}
-        for place, value in sorted(_names(spots), key=lambda named: named[0] in rebound):
-            self._look(place, value, 0)
-        for place, value in attributes_of_parts(spots.parts):
-            self._look(place, value, 0)
+        self._ahead: deque[tuple[Place, Any, int]] = deque()  # what is near is looked at first
+        names = list(_names(spots))
+        self._look_at_all(named for named in names if named[0] not in rebound)
+        self._look_at_all(named for named in names if named[0] in rebound)
+        self._look_at_all(attributes_of_parts(spots.parts))
         for root, parameter in _parameters_of(spots.parts):
             self.attributes[(root,)] = frozenset(vars(parameter))
 
     def look(self, place: Place, value: Any) -> None:
         """Look at one more value, which the frames of the loop do not show."""
-        self._look(place, value, 1)
+        self._look_at_all([(place, value)])
+
+    def _look_at_all(self, named: Iterable[tuple[Place, Any]]) -> None:
+        self._ahead.extend((place, value, 0) for place, value in named)
+        while self._ahead and len(self.found) < _MOST:
+            self._look(*self._ahead.popleft())
+        self._ahead.clear()
+
+    def _look_later(self, place: Place, value: Any, depth: int) -> None:
+        if depth <= _DEEPEST:
+            self._ahead.append((place, value, depth))
 
     def _look(self, place: Place, value: Any, depth: int) -> None:
-        if len(self.found) >= _MOST or depth > _DEEPEST:
-            return
         kind = kind_of(value)
         if isinstance(value, type) and id(value) not in self._seen:
             self._seen.add(id(value))
@@ -101,17 +114,17 @@ class Survey:
                 attributes = self._attributes_of(value)
                 self.attributes[place] = frozenset(attributes)
                 for name, one in attributes.items():
-                    self._look((*place, ("attribute", name, "")), one, depth + 1)
+                    self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
-        if kind in ("list", "tuple", "dict", "deque") and any(_is_object(one) for one in _items(value)):
+        if kind in ("list", "tuple", "dict", "deque") and _holds_objects(value):
             if id(value) in self._seen or len(value) > _FEW:
                 return
             self._seen.add(id(value))
-            pairs = value.items() if kind == "dict" else enumerate(value)
+            pairs = items_of(value) if kind == "dict" else enumerate(members_in(kind, value))
             for key, one in pairs:
                 if type(key) in (int, str):
                     step = ("item", type(key).__name__, str(key))
-                    self._look((*place, step), one, depth + 1)
+                    self._look_later((*place, step), one, depth + 1)
             return
         self.found[place] = trace(value, self._is_part) if self._traces else self._glance(value)
 
@@ -125,7 +138,7 @@ class Survey:
             if not is_copied:
                 return Mark("version", value, None)
             self._left -= value.nbytes
-        if kind in ("list", "tuple", "dict", "set", "deque") and len(value) > _LONGEST:
+        if kind in ("list", "tuple", "dict", "set", "deque", "objects") and len(value) > _LONGEST:
             return Mark("length", value, len(value))
         return remember(value, is_part=self._is_part)
 
@@ -135,35 +148,42 @@ class Survey:
         if is_own_optimizer(value):
             self._seen.add(id(value))
             for name, one in vars(value).items():
-                if not name.startswith("_") and is_added(name):
-                    self._look((*place, ("attribute", name, "")), one, depth + 1)
+                if is_added(name):
+                    self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
         if self._is_foreign(value):
             return
         self._seen.add(id(value))
+        if isinstance(value, functools.partial):
+            for name in ("func", "args", "keywords"):
+                self._look_later((*place, ("attribute", name, "")), getattr(value, name), depth + 1)
         if isinstance(value, types.MethodType):
+            self._look_later((*place, ("attribute", "__self__", "")), value.__self__, depth + 1)
             value = value.__func__
         if isinstance(value, types.FunctionType) and is_user_file(value.__code__.co_filename):
+            for name, one in vars(value).items():
+                self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             for name, cell in cells:
                 try:
-                    self._look((*place, ("cell", name, "")), cell.cell_contents, depth + 1)
+                    self._look_later((*place, ("cell", name, "")), cell.cell_contents, depth + 1)
                 except ValueError:
                     continue
         elif isinstance(value, nn.Module):
             if is_user_type(type(value)):
                 for name, one in vars(value).items():
                     if not name.startswith("_"):
-                        self._look((*place, ("attribute", name, "")), one, depth + 1)
+                        self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             self._look_into_module(place, value)
 
     def _look_into_class(self, place: Place, kind: type, depth: int) -> None:
         """The values of its attributes, if the class is the user's own."""
         if not is_user_type(kind) or issubclass(kind, enum.Enum):
             return
+        self.attributes[place] = frozenset(vars(kind))
         for name, one in list(vars(kind).items()):
-            if not name.startswith("__") and kind_of(one) != "opaque":
-                self._look((*place, ("attribute", name, "")), one, depth + 1)
+            if not name.startswith("__"):
+                self._look_later((*place, ("attribute", name, "")), one, depth + 1)
 
     def _look_into_module(self, place: Place, module: nn.Module) -> None:
         """Its tensors, also those of the modules in it that were not handed over."""
@@ -225,11 +245,18 @@ def _parameters_of(parts: Parts) -> Iterator[tuple[tuple[str, str, str], torch.T
 
 
 def _items(value: Any) -> Iterator[Any]:
-    return iter(list(value.values())[:_FEW] if isinstance(value, dict) else list(value)[:_FEW])
+    return itertools.islice(members_in(kind_of(value), value), _FEW)
 
 
-def _is_object(value: Any) -> bool:
-    return kind_of(value) in ("object", "opaque")
+def _holds_objects(value: Any, depth: int = 2) -> bool:
+    """Whether a container, or containers in it, hold objects with attributes of their own."""
+    for one in _items(value):
+        kind = kind_of(one)
+        if kind in ("object", "opaque"):
+            return True
+        if depth and kind in ("list", "tuple", "dict", "deque") and _holds_objects(one, depth - 1):
+            return True
+    return False
 
 
 def trace(value: Any, is_part: Callable[[Any], bool] = lambda _: False, depth: int = 0) -> Any:
@@ -256,9 +283,13 @@ def trace(value: Any, is_part: Callable[[Any], bool] = lambda _: False, depth: i
         return id(value), stream_state(value)
     if kind == "opaque" and isinstance(value, (dict, list, set, deque)):
         kind = "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
-    if kind == "opaque" or depth > _DEEPEST or (kind != "object" and len(value) > _TRACED):
+    if kind == "opaque" or depth > _TRACED_DEEPEST or (kind != "object" and len(value) > _TRACED):
         return id(value), len(value) if hasattr(type(value), "__len__") and kind != "opaque" else 0
     if kind == "set":
         return id(value), frozenset(trace(one, is_part, depth + 1) for one in value)
-    pairs = value.items() if kind == "dict" else attributes_of(value).items() if kind == "object" else enumerate(value)
-    return id(value), [(name, trace(one, is_part, depth + 1)) for name, one in pairs]
+    pairs: Iterable[tuple[Any, Any]]
+    if kind == "object":
+        pairs = attributes_of(value).items()
+    else:
+        pairs = items_of(value) if kind == "dict" else enumerate(members_in(kind, value))
+    return id(value), tuple((name, trace(one, is_part, depth + 1)) for name, one in pairs)

@@ -7,6 +7,7 @@ import torch
 
 from relight.training.carried.values.trees import TAG, Unsupported
 from relight.training.carried.values.values import blocks_in, kind_of
+from relight.transfer.io.codec import dtype_of, dtype_text
 
 
 class _Stretch(NamedTuple):
@@ -102,7 +103,7 @@ def write_view(value: Any, buffer: Buffer) -> dict[str, Any]:
     node: dict[str, Any] = {
         TAG: "view",
         "m": buffer.number,
-        "d": value.dtype.str if is_array else str(value.dtype).removeprefix("torch."),
+        "d": dtype_text(value.dtype) if is_array else str(value.dtype).removeprefix("torch."),
         "a": [list(value.shape), strides, stretch.start - buffer.first],
         "is_array": is_array,
         "g": not is_array and value.requires_grad and value.is_leaf,
@@ -161,7 +162,7 @@ def _view(memory: Any, dtype: str, shape: list[int], strides: list[int], offset:
     import numpy as np
 
     if is_array:
-        return np.ndarray(shape, np.dtype(dtype), memory, offset, strides)
+        return np.ndarray(shape, dtype_of(dtype), memory, offset, strides)
     kind = getattr(torch, dtype)
     try:
         flat = torch.from_numpy(memory[offset:])

@@ -11,10 +11,15 @@ from relight.training.carried.values.values import (
     DEEPEST,
     Mark,
     attributes_of,
+    is_fixed,
+    items_of,
     kind_of,
+    members_in,
 )
 
-_OBJECTS = frozenset({"list", "dict", "set", "deque", "object", "generator", "array", "bytearray", "tensor", "stream"})
+_OBJECTS = frozenset(
+    {"list", "dict", "set", "deque", "object", "generator", "array", "objects", "bytearray", "tensor", "stream"}
+)
 STEP = "\x1e"  # between the parts of a home's name
 
 
@@ -26,10 +31,10 @@ def is_one_object(value: Any) -> bool:
 def members_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Members of a value, with names that are equal in every process."""
     kind = kind_of(value)
-    if kind in ("list", "tuple", "deque"):
-        yield from ((str(index), one) for index, one in enumerate(value))
+    if kind in ("list", "tuple", "deque", "objects"):
+        yield from ((str(index), one) for index, one in enumerate(members_in(kind, value)))
     elif kind == "dict":
-        yield from ((label_of(index, key), one) for index, (key, one) in enumerate(value.items()))
+        yield from ((label_of(index, key), one) for index, (key, one) in enumerate(items_of(value)))
     elif kind == "object":
         yield from attributes_of(value).items()
 
@@ -41,7 +46,7 @@ def label_of(index: int, key: Any) -> str:
 
 def _remembered(mark: Mark) -> Iterator[tuple[str, Any]]:
     """Members of a remembered value, as it was then."""
-    if mark.kind in ("list", "tuple", "deque"):
+    if mark.kind in ("list", "tuple", "deque", "objects"):
         yield from ((str(index), one) for index, one in enumerate(mark.saved))
     elif mark.kind == "dict":
         yield from ((label_of(index, key), one) for index, (key, one) in enumerate(mark.saved))
@@ -61,12 +66,12 @@ class Homes:
         thing = value.value if isinstance(value, Mark) else value
         if depth > DEEPEST or name in self._objects:
             return
-        if is_one_object(thing):
+        if is_one_object(thing) or is_fixed(thing):
             if id(thing) in self._names:
                 return
             self.name(name, thing)
         for step, one in _remembered(value) if isinstance(value, Mark) else members_of(thing):
-            if isinstance(one, Mark) or kind_of(one) not in ("plain", "number", "opaque"):
+            if isinstance(one, Mark) or kind_of(one) not in ("plain", "number", "opaque") or is_fixed(one):
                 self.add(f"{name}{STEP}{step}", one, depth + 1)
 
     def name(self, name: str, thing: Any) -> None:

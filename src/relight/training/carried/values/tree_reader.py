@@ -6,7 +6,7 @@ this process's own homes here, so that names which are not carried see them too.
 
 import random
 from array import array
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +20,16 @@ from relight.training.carried.values.trees import TAG, Unsupported, class_name
 from relight.training.carried.values.values import (
     STREAMS,
     attributes_of,
+    base_of,
+    fill,
     kind_of,
     kind_of_type,
+    refill,
     set_generator_state,
     set_stream_state,
 )
 from relight.transfer.io.strides import overlaps, with_strides
 
-_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (list, dict, set, int, float, str, bool, tuple, deque)}
 _STREAMS = {kind.__name__: kind for kind in STREAMS}
 
 
@@ -64,10 +66,14 @@ class Reader:
             if self._holder_at is None:
                 raise Unsupported("an object that holds other values which are carried")
             return self._holder_at(node["k"])
+        if tag == "own":
+            if (own := self._homes.at(node["h"])) is None:
+                raise Unsupported("a function or lock that this process does not have")
+            return own
         if tag == "record":
             return _class_of(node["c"])(*self._each(name, node["v"]))
         if tag == "number":
-            return node["v"][()]
+            return node["v"]
         if tag == "constant":
             return _constant_of(node)
         if tag == "callable":
@@ -81,8 +87,11 @@ class Reader:
             self._made.append(self._buffers.read(node, home))
             return self._made[-1]
         if tag in _READERS:
-            self._made.append(_READERS[tag](node, home))
-            return self._made[-1]
+            made = _READERS[tag](node, home)
+            self._made.append(made)
+            if "a" in node:
+                vars(made).update(self._read(f"{name}{STEP}", node["a"]))
+            return made
         return self._container(tag, name, node, home)
 
     def _view(self, node: Any, home: Any) -> torch.Tensor:
@@ -107,12 +116,12 @@ class Reader:
 
     def _container(self, tag: str, name: str, tree: Any, home: Any) -> Any:
         """Read a container. It may hold itself, so it is made before its members are read."""
-        if tag == "set" and tree["c"] == "frozenset":
+        if tag == "set" and tree["c"] == "builtins:frozenset":
             return frozenset(self._each(name, tree["v"]))
-        made = home if _is_like(tag, tree, home) else _empty(tag, tree)
+        made = home if _is_like(tag, tree, home) else self._empty(tag, name, tree)
         self._made.append(made)
-        if tag == "list":
-            made[:] = self._each(name, tree)
+        if tag == "objects":
+            fill(made, self._each(name, tree["v"]))
         elif tag == "object":
             values = {part: self._read(f"{name}{STEP}{part}", one) for part, one in tree["v"]}
             for part in attributes_of(made).keys() - values.keys():
@@ -124,15 +133,32 @@ class Reader:
                 (key := self._read("", at), self._read(f"{name}{STEP}{label_of(index, key)}", one))
                 for index, (at, one) in enumerate(tree["v"])
             ]
-            made.clear()
-            for key, one in items:
-                made[key] = one
-            if "a" in tree:
-                vars(made).update(self._read(f"{name}{STEP}", tree["a"]))
+            refill(made, items)
         else:
-            values_of = self._each(name, tree["v"])
-            made.clear()
-            (made.update if tag == "set" else made.extend)(values_of)
+            values_of = self._each(name, tree if isinstance(tree, list) else tree["v"])
+            base = base_of(made)
+            base.clear(made)
+            (base.update if tag == "set" else base.extend)(made, values_of)
+        if isinstance(tree, dict) and "a" in tree:
+            vars(made).update(self._read(f"{name}{STEP}", tree["a"]))
+        return made
+
+    def _empty(self, tag: str, name: str, tree: Any) -> Any:
+        if isinstance(tree, list):
+            return []
+        if tag == "objects":
+            import numpy as np
+
+            return np.empty(tree["s"], object)
+        kind = _class_of(tree["c"])
+        made = kind.__new__(kind) if tag != "object" else object.__new__(kind)
+        if tag == "deque":
+            deque.__init__(made, maxlen=tree["n"])
+        if tree.get("f") is not None:
+            own = getattr(self._homes.at(name), "default_factory", None)  # a function without a name
+            made.default_factory = callable_of(tree["f"]) if tree["f"] else own
+            if made.default_factory is None:
+                raise Unsupported("a defaultdict whose function has no name")
         return made
 
 
@@ -140,25 +166,11 @@ def _is_like(tag: str, tree: Any, home: Any) -> bool:
     """Whether an object can take on what a tree tells of."""
     if home is None or kind_of(home) != tag:
         return False
-    if tag == "object":
-        return class_name(home) == str(tree["c"])
-    if tag == "deque":
-        return bool(home.maxlen == tree["n"])
-    return tag == "list" or type(home).__name__ == tree["c"]
-
-
-def _empty(tag: str, tree: Any) -> Any:
-    if tag == "list":
-        return []
-    if tag == "deque":
-        return deque(maxlen=tree["n"])
-    if tag == "set":
-        return set()
-    if tag == "object":
-        return object.__new__(_class_of(tree["c"]))
-    if tree["c"] == "defaultdict":
-        return defaultdict(_FACTORIES.get(tree.get("f", "")))
-    return {"OrderedDict": OrderedDict, "Counter": Counter}.get(tree["c"], dict)()
+    if tag == "objects":
+        return bool(list(home.shape) == tree["s"])
+    if tag == "deque" and home.maxlen != tree["n"]:
+        return False
+    return bool(class_name(home) == ("builtins:list" if isinstance(tree, list) else str(tree["c"])))
 
 
 def _memory_in(node: Any, home: Any) -> torch.Tensor:
@@ -178,7 +190,9 @@ def _lies_as(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _read_tensor(tree: Any, old: Any) -> torch.Tensor:
     value: torch.Tensor = tree["v"]
+    kind = _class_of(tree["c"]) if "c" in tree else None
     fits = isinstance(old, torch.Tensor) and old.shape == value.shape and old.dtype == value.dtype
+    fits &= kind is None or type(old) is kind
     if (
         fits
         and not old.is_inference()
@@ -193,6 +207,7 @@ def _read_tensor(tree: Any, old: Any) -> torch.Tensor:
     made = value.to(tree["d"])
     if "s" in tree:
         made = with_strides(made, tree["s"])
+    made = made if kind is None else made.as_subclass(kind)
     if tree["g"]:
         made.requires_grad_().grad = tree.get("r")
     return made
@@ -210,6 +225,12 @@ def _read_generator(tree: Any, old: Any) -> Any:
 
 
 def _new_generator(kind: str, state: Any) -> Any:
+    if isinstance(state, tuple) and kind not in ("Random", "RandomState"):
+        raise Unsupported(f"a {kind}, which this process does not have")
+    if isinstance(state, dict) and kind == state["bit_generator"]:
+        import numpy as np
+
+        return getattr(np.random, kind)()
     if kind in ("Generator", "RandomState"):
         if isinstance(state, torch.Tensor):
             return torch.Generator()
@@ -229,21 +250,27 @@ def _read_array(tree: Any, old: Any) -> Any:
         made = np.empty([value.shape[axis] for axis in tree["s"]], value.dtype).transpose(np.argsort(tree["s"]))
         made[...] = value
         value = made
-    fits = old is not None and getattr(old, "shape", None) == value.shape and old.dtype == value.dtype
+    if "c" in tree:
+        value = value.view(getattr(np, tree["c"]))
+    fits = type(old) is type(value) and getattr(old, "shape", None) == value.shape and old.dtype == value.dtype
     if fits and (old.base is not None) == tree.get("b", False) and _axes_of(old) == _axes_of(value):
         old[...] = value
         return old
     return value
 
 
-def _axes_of(array: Any) -> list[int]:
+def _axes_of(value: Any) -> list[int]:
     """The axes from the outermost in memory to the innermost."""
-    return sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], axis))
+    return sorted(range(value.ndim), key=lambda axis: (-value.strides[axis], axis))
 
 
-def _read_bytes(tree: Any, old: Any) -> bytearray:
-    made = old if isinstance(old, bytearray) else bytearray()
-    made[:] = tree["v"]
+def _read_bytes(tree: Any, old: Any) -> Any:
+    if not tree["c"]:
+        made: Any = old if isinstance(old, bytearray) else bytearray()
+        made[:] = tree["v"]
+        return made
+    made = old if getattr(old, "typecode", "") == tree["c"] else array(tree["c"])
+    made[:] = array(tree["c"], tree["v"])
     return made
 
 
@@ -270,7 +297,7 @@ def _callable_of(name: str) -> Any:
 def _class_of(name: str) -> type:
     """A class that this process has already, by its name."""
     found = callable_of(name)
-    if not isinstance(found, type) or kind_of_type(found) not in ("object", "tuple"):
+    if not isinstance(found, type) or kind_of_type(found) in ("plain", "number", "opaque"):
         raise Unsupported(f"a {name}, which this process does not have")
     return found
 

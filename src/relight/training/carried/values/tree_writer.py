@@ -5,13 +5,13 @@ Objects that several names share, or several places of one value, are one object
 
 import random
 from array import array
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from relight.training.carried.code.refs import is_user_type
 from relight.training.carried.values.buffers import Buffers, write_view
 from relight.training.carried.values.constants import name_of_callable, write_constant
 from relight.training.carried.values.homes import STEP, Homes, is_one_object, label_of, members_of
@@ -21,14 +21,19 @@ from relight.training.carried.values.trees import TAG, Unsupported, class_name, 
 from relight.training.carried.values.values import (
     DEEPEST,
     PLAIN,
+    attributes_beside,
     generator_state,
     gradient_of,
+    is_fixed,
+    items_of,
     kind_of,
+    members_in,
     stream_state,
 )
 from relight.training.state.modules.references import NotNameable
 
 _SEPARATOR = "\x1f"  # between the parts of a place
+_CONTAINERS = frozenset({"list", "deque", "set", "dict"})
 
 
 class Writer:
@@ -79,6 +84,8 @@ class Writer:
         if kind == "opaque":
             function = name_of_callable(value)
             if function is None or name.split(_SEPARATOR)[1:] == function.split(":"):  # the name that it has itself
+                if is_fixed(value) and (home := self._homes.name_of(value)) is not None:
+                    return {TAG: "own", "h": home}
                 raise Unsupported(name_of(value) + _instead_of(value))
             return {TAG: "callable", "v": function}
         if not is_one_object(value):
@@ -110,32 +117,19 @@ class Writer:
         def each(members: Any) -> list[Any]:
             return [self._write(f"{name}{STEP}{index}", one, depth + 1) for index, one in enumerate(members)]
 
-        if kind == "list":
-            return each(value)
+        if kind in _CONTAINERS:
+            tree = self._container(kind, name, value, depth)
+            if own := attributes_beside(value):
+                tree["a"] = self._write(f"{name}{STEP}", dict(own), depth + 1)
+            return tree
         if kind == "tuple":
             return (
                 tuple(each(value))
                 if type(value) is tuple
                 else {TAG: "record", "c": class_name(value), "v": each(value)}
             )
-        if kind == "deque":
-            return {TAG: "deque", "n": value.maxlen, "v": each(value)}
-        if kind == "set":
-            for one in value:
-                self._check_key(one)
-            return {TAG: "set", "c": type(value).__name__, "v": each(value)}
-        if kind == "dict":
-            for key in value:
-                self._check_key(key)
-            pairs = [
-                [self._write("", key, depth + 1), self._write(f"{name}{STEP}{label_of(index, key)}", one, depth + 1)]
-                for index, (key, one) in enumerate(value.items())
-            ]
-            factory = getattr(getattr(value, "default_factory", None), "__name__", "")
-            more = {"f": factory} if factory else {}
-            if type(value) is OrderedDict and vars(value):  # of a module's state_dict: versions
-                more["a"] = self._write(f"{name}{STEP}", dict(vars(value)), depth + 1)
-            return {TAG: "dict", "c": type(value).__name__, "v": pairs, **more}
+        if kind == "objects":
+            return {TAG: "objects", "s": list(value.shape), "v": each(value.flat)}
         if kind == "object":
             parts = [[part, self._write(f"{name}{STEP}{part}", one, depth + 1)] for part, one in members_of(value)]
             return {TAG: "object", "c": class_name(value), "v": parts}
@@ -143,7 +137,32 @@ class Writer:
             return write_view(value, buffer)
         if kind == "tensor" and (shared := self._memories.of(value)) is not None:
             return self._shared(value, shared)
-        return _WRITERS[kind](value)
+        tree = _WRITERS[kind](value)
+        if kind == "tensor" and (own := attributes_beside(value)):
+            tree["a"] = self._write(f"{name}{STEP}", dict(own), depth + 1)
+        return tree
+
+    def _container(self, kind: str, name: str, value: Any, depth: int) -> Any:
+        if kind == "dict":
+            pairs = []
+            for index, (key, one) in enumerate(items_of(value)):
+                self._check_key(key)
+                at = self._write("", key, depth + 1)
+                pairs.append([at, self._write(f"{name}{STEP}{label_of(index, key)}", one, depth + 1)])
+            factory = getattr(value, "default_factory", None)
+            more = {} if factory is None else {"f": name_of_callable(factory) or ""}
+            if more.get("f") == "" and not self._homes.has(name):
+                raise Unsupported("a defaultdict whose function has no name")
+            return {TAG: kind, "c": class_name(value), "v": pairs, **more}
+        members = list(members_in(kind, value))
+        if kind == "set":
+            for one in members:
+                self._check_key(one)
+        written = [self._write(f"{name}{STEP}{index}", one, depth + 1) for index, one in enumerate(members)]
+        if type(value) is list:
+            return written
+        more = {"n": value.maxlen} if kind == "deque" else {}
+        return {TAG: kind, "c": class_name(value), "v": written, **more}
 
     def _shared(self, value: torch.Tensor, memory: Memory) -> Any:
         """A view of memory that other tensors see too; the memory itself comes with the first of these."""
@@ -171,10 +190,13 @@ def write_down(value: Any) -> Any:
 
 
 def _write_tensor(value: torch.Tensor) -> Any:
-    if value.layout is not torch.strided or value.is_quantized or type(value) not in (torch.Tensor, nn.Parameter):
+    is_own = type(value) not in (torch.Tensor, nn.Parameter)
+    if value.layout is not torch.strided or value.is_quantized or (is_own and not is_user_type(type(value))):
         raise Unsupported(f"a {type(value).__name__} of layout {value.layout}")
     leaf = value.requires_grad and value.is_leaf
-    node = {TAG: "tensor", "d": value.device.type, "g": leaf, "v": value.detach().clone()}
+    node = {TAG: "tensor", "d": value.device.type, "g": leaf, "v": value.detach().as_subclass(torch.Tensor).clone()}
+    if is_own:
+        node["c"] = class_name(value)
     if (gradient := gradient_of(value)) is not None:
         node["r"] = gradient.detach().clone()
     return node if value.is_contiguous() else {**node, "s": list(value.stride())}
@@ -183,10 +205,13 @@ def _write_tensor(value: torch.Tensor) -> Any:
 def _write_array(value: Any) -> Any:
     import numpy as np
 
-    if value.dtype.kind not in "biufc":
+    if value.dtype.hasobject:
         raise Unsupported(f"a NumPy array of {value.dtype}")
     order = [] if value.flags.c_contiguous else [int(axis) for axis in np.argsort([-step for step in value.strides])]
-    more = {} if value.base is None else {"b": True}  # a view of memory that nothing else which is carried has
+    # "b": a view of memory that nothing else which is carried has
+    more: dict[str, Any] = {} if value.base is None else {"b": True}
+    if type(value) is not np.ndarray:  # of records, or a matrix
+        more["c"], value = type(value).__name__, np.asarray(value)
     return {TAG: "array", "v": value, **more, **({"s": order} if order else {})}
 
 
@@ -203,7 +228,7 @@ _WRITERS: dict[str, Any] = {
     "tensor": _write_tensor,
     "array": _write_array,
     "generator": _write_generator,
-    "bytearray": lambda value: {TAG: "bytearray", "v": bytes(value)},
+    "bytearray": lambda value: {TAG: "bytearray", "c": getattr(value, "typecode", ""), "v": bytes(value)},
 }
 
 

@@ -4,11 +4,15 @@ A value is remembered with the identity of everything in it that can change, so 
 name of the same object right.
 """
 
+import functools
 import io
 import random
 import types
+import weakref
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from threading import Lock, RLock
 from typing import Any
 
 import torch
@@ -21,8 +25,25 @@ from relight.training.torch_private.tensors import version_of
 from relight.transfer.io.strides import overlaps, with_strides
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-DICTS: tuple[type, ...] = (dict, OrderedDict, defaultdict, Counter)
+_CONTAINERS: dict[str, tuple[type, ...]] = {
+    "list": (list,),
+    "deque": (deque,),
+    "dict": (dict, OrderedDict, defaultdict, Counter),
+    "set": (set, frozenset),
+}
+_BASES: tuple[Any, ...] = (OrderedDict, dict, list, deque, set, frozenset, tuple)
 STREAMS: tuple[type, ...] = (io.StringIO, io.BytesIO)
+_BESIDE = frozenset({"tensor", "list", "deque", "dict", "set"})
+_WITHOUT = frozenset({torch.Tensor, nn.Parameter, list, deque, dict, defaultdict, Counter, set, frozenset})
+_FIXED = (
+    functools.partial,
+    types.FunctionType,
+    types.MethodType,
+    weakref.ref,
+    weakref.ProxyType,
+    type(Lock()),
+    type(RLock()),
+)
 DEEPEST = 12
 _LONG = 256
 _LOOKED_INTO = 4  # containers, one inside another
@@ -30,14 +51,15 @@ _kinds: dict[type, str] = {}
 
 
 class Mark:
-    """A value that can change, as it was: its kind, itself, and a copy of what it held."""
+    """A value that can change, as it was: its kind, itself, a copy of what it held, and of attributes beside that."""
 
-    __slots__ = ("kind", "saved", "value")
+    __slots__ = ("attributes", "kind", "saved", "value")
 
-    def __init__(self, kind: str, value: Any, saved: Any) -> None:
+    def __init__(self, kind: str, value: Any, saved: Any, attributes: dict[str, Any] | None = None) -> None:
         self.kind = kind
         self.value = value
         self.saved = saved
+        self.attributes = attributes
 
 
 def kind_of(value: Any) -> str:
@@ -46,7 +68,7 @@ def kind_of(value: Any) -> str:
     found = _kinds.get(kind)
     if found is None:
         found = _kinds[kind] = kind_of_type(kind)
-    return found
+    return "objects" if found == "array" and value.dtype.kind == "O" and value.ndim else found
 
 
 def kind_of_type(kind: type) -> str:
@@ -56,17 +78,14 @@ def kind_of_type(kind: type) -> str:
         return "tensor"
     if kind.__module__.partition(".")[0] == "numpy":
         return _kind_of_numpy(kind)
-    if kind is list or kind is deque:
-        return "list" if kind is list else "deque"
     if issubclass(kind, tuple):
         return "tuple"
-    if kind in DICTS:
-        return "dict"
-    if kind in (set, frozenset):
-        return "set"
-    if kind is bytearray:
+    for name, base in _CONTAINERS.items():
+        if issubclass(kind, base) and (kind in base or is_user_type(kind)):
+            return name
+    if kind is bytearray or kind is array:
         return "bytearray"
-    if kind is torch.Generator or kind is random.Random:
+    if kind is torch.Generator or (issubclass(kind, random.Random) and kind is not random.SystemRandom):
         return "generator"
     if kind in STREAMS:
         return "stream"
@@ -77,10 +96,17 @@ def _kind_of_numpy(kind: type) -> str:
     import numpy as np
 
     if issubclass(kind, np.generic):
-        return "number" if issubclass(kind, (np.number, np.bool_)) else "opaque"
-    if kind is np.ndarray:
+        is_plain = issubclass(kind, (np.number, np.bool_, np.character, np.datetime64))
+        return "number" if is_plain else "opaque"
+    if kind in (np.ndarray, np.recarray, np.matrix):
         return "array"
-    return "generator" if kind in (np.random.Generator, np.random.RandomState) else "opaque"
+    generators = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    return "generator" if issubclass(kind, generators) else "opaque"
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether it holds nothing that a step could change: each process has its own."""
+    return issubclass(type(value), _FIXED)
 
 
 def _is_plain_class(kind: type) -> bool:
@@ -88,6 +114,7 @@ def _is_plain_class(kind: type) -> bool:
     if issubclass(kind, (nn.Module, torch.optim.Optimizer, BaseException, Iterator, type, types.ModuleType)):
         return False
     is_own = is_user_type(kind) or kind.__module__ == "argparse" or kind is types.SimpleNamespace
+    is_own |= issubclass(kind, (torch.distributions.Distribution, torch.quasirandom.SobolEngine))
     has_room = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__[:-1])
     return is_own and has_room and not issubclass(kind, (list, dict, set, deque, str, bytes, int, float))
 
@@ -103,15 +130,57 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return found
 
 
+def attributes_beside(value: Any) -> dict[str, Any]:
+    """Attributes that a tensor or container has beside its contents: of a class of the user's, or of a state_dict()."""
+    if type(value) in _WITHOUT:
+        return {}
+    found: dict[str, Any] = getattr(value, "__dict__", {})
+    return {} if found is value else found
+
+
+def base_of(value: Any) -> Any:
+    """The class whose methods are not the user's."""
+    return next(base for base in _BASES if isinstance(value, base))
+
+
+def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Keys and values of a dict, without methods of the user's."""
+    return base_of(value).items(value)  # type: ignore[no-any-return]
+
+
 def blocks_in(value: Any, kinds: Collection[str], depth: int = _LOOKED_INTO) -> Iterator[Any]:
     """The tensors or arrays, by their kinds, that a value consists of or holds."""
     kind = kind_of(value)
     if kind in kinds:
         yield value
-    elif depth and kind in ("list", "tuple", "deque", "dict", "object"):
-        members = value.values() if kind == "dict" else attributes_of(value).values() if kind == "object" else value
-        for one in members:
+    elif depth and kind in ("list", "tuple", "deque", "dict", "object", "objects"):
+        for one in members_in(kind, value):
             yield from blocks_in(one, kinds, depth - 1)
+
+
+def members_in(kind: str, value: Any) -> Iterable[Any]:
+    """Members of a value of this kind, without methods of the user's."""
+    if kind == "dict":
+        return base_of(value).values(value)  # type: ignore[no-any-return]
+    if kind == "object":
+        return attributes_of(value).values()
+    return value.flat if kind == "objects" else base_of(value).__iter__(value)  # type: ignore[no-any-return]
+
+
+def refill(mapping: dict[Any, Any], items: Iterable[tuple[Any, Any]]) -> None:
+    """Give a dict these items instead of its own, without methods of the user's."""
+    base = base_of(mapping)
+    base.clear(mapping)
+    for key, value in items:
+        base.__setitem__(mapping, key, value)
+
+
+def fill(objects: Any, members: Iterable[Any]) -> None:
+    """Put objects into a NumPy array of objects, in its order."""
+    import numpy as np
+
+    for index, one in zip(np.ndindex(objects.shape), members, strict=True):
+        objects[index] = one
 
 
 # --- as it was -----------------------------------------------------------------------------------------------
@@ -141,23 +210,24 @@ def remember(
 
     if kind == "opaque" or depth > DEEPEST or (kind in ("tensor", "list", "dict", "object") and is_part(value)):
         return Mark("opaque", value, None)
+    beside = {name: inside(one) for name, one in attributes_beside(value).items()} if kind in _BESIDE else None
     if kind == "tensor":
         gradient = gradient_of(value)
         own = None if gradient is None else Mark("tensor", gradient, (*_state_of(gradient), None))
-        return Mark(kind, value, (*_state_of(value), own))
-    if kind == "list" and grows and len(value) > _LONG:
+        return Mark(kind, value, (*_state_of(value), own), beside)
+    if kind == "list" and grows and type(value) is list and len(value) > _LONG:
         return Mark("growing", value, len(value))
-    if kind in ("list", "deque", "set", "tuple"):
-        return Mark(kind, value, [inside(one) for one in value])
+    if kind in ("list", "deque", "set", "tuple", "objects"):
+        return Mark(kind, value, [inside(one) for one in members_in(kind, value)], beside)
     if kind == "dict":
-        return Mark(kind, value, [(key, inside(one)) for key, one in value.items()])
+        return Mark(kind, value, [(key, inside(one)) for key, one in items_of(value)], beside)
     if kind == "object":
         return Mark(kind, value, {name: inside(one) for name, one in attributes_of(value).items()})
     if kind == "generator":
         return Mark(kind, value, generator_state(value))
     if kind == "stream":
         return Mark(kind, value, stream_state(value))
-    return Mark(kind, value, value.copy())  # arrays and bytes
+    return Mark(kind, value, value[:] if type(value) is array else value.copy())  # arrays and bytes
 
 
 def changed(mark: Any, value: Any) -> bool:
@@ -171,6 +241,8 @@ def changed(mark: Any, value: Any) -> bool:
     if mark.value is not value:
         return True
     kind, saved = mark.kind, mark.saved
+    if mark.attributes is not None and _differ(mark.attributes, attributes_beside(value)):
+        return True
     if kind == "tensor":
         version, address, copied, gradient = saved
         if value.data_ptr() != address or changed(gradient, gradient_of(value)):
@@ -183,15 +255,16 @@ def changed(mark: Any, value: Any) -> bool:
     if kind == "version":
         return isinstance(value, torch.Tensor) and not value.is_inference() and version_of(value) != saved
     if kind in ("list", "deque", "tuple", "set"):
-        return bool(len(value) != len(saved) or any(map(changed, saved, value)))
+        return bool(base_of(value).__len__(value) != len(saved) or any(map(changed, saved, members_in(kind, value))))
+    if kind == "objects":
+        return any(map(changed, saved, value.flat))
     if kind == "dict":
-        return len(value) != len(saved) or any(
+        return base_of(value).__len__(value) != len(saved) or any(
             (key is not other and (isinstance(key, torch.Tensor) or key != other)) or changed(before, now)
-            for (key, before), (other, now) in zip(saved, value.items(), strict=True)
+            for (key, before), (other, now) in zip(saved, items_of(value), strict=True)
         )
     if kind == "object":
-        now = attributes_of(value)
-        return now.keys() != saved.keys() or any(changed(saved[name], now[name]) for name in saved)
+        return _differ(saved, attributes_of(value))
     if kind == "generator":
         return not same_state(saved, generator_state(value))
     if kind == "stream":
@@ -201,6 +274,10 @@ def changed(mark: Any, value: Any) -> bool:
     return bytes(saved) != bytes(value) if kind == "bytearray" else saved.tobytes() != value.tobytes()
 
 
+def _differ(saved: dict[str, Any], now: dict[str, Any]) -> bool:
+    return now.keys() != saved.keys() or any(changed(one, now[name]) for name, one in saved.items())
+
+
 def put_back(mark: Any) -> Any:
     """Make a value what it was, and return it."""
     if type(mark) is not Mark:
@@ -208,6 +285,9 @@ def put_back(mark: Any) -> Any:
     kind, value, saved = mark.kind, mark.value, mark.saved
     if kind in ("opaque", "version", "length") or not changed(mark, value):
         return value
+    if mark.attributes is not None and _differ(mark.attributes, own := attributes_beside(value)):
+        own.clear()
+        own.update((name, put_back(one)) for name, one in mark.attributes.items())
     if kind == "tensor":
         with torch.no_grad():
             if value.data_ptr() != saved[1] or overlaps(value):
@@ -221,18 +301,20 @@ def put_back(mark: Any) -> Any:
     elif kind == "growing":
         del value[saved:]
     elif kind == "list":
-        value[:] = map(put_back, saved)
+        list.__setitem__(value, slice(None), map(put_back, saved))
+    elif kind == "objects":
+        fill(value, map(put_back, saved))
     elif kind in ("deque", "set") and not isinstance(value, frozenset):
         kept = [put_back(one) for one in saved]
-        value.clear()
-        (value.extend if kind == "deque" else value.update)(kept)
+        base = base_of(value)
+        base.clear(value)
+        (base.extend if kind == "deque" else base.update)(value, kept)
     elif kind == "tuple":
         for one in saved:
             put_back(one)
     elif kind == "dict":
         kept_items = [(key, put_back(one)) for key, one in saved]
-        value.clear()
-        value.update(kept_items if not isinstance(value, Counter) else dict(kept_items))
+        refill(value, kept_items)
     elif kind == "object":
         for name in attributes_of(value).keys() - saved.keys():
             object.__delattr__(value, name)
@@ -243,7 +325,7 @@ def put_back(mark: Any) -> Any:
     elif kind == "stream":
         set_stream_state(value, saved)
     elif kind == "bytearray":
-        value[:] = saved
+        value[:] = saved  # also an array of numbers
     else:
         value[...] = saved
     return value
@@ -283,7 +365,7 @@ def generator_state(value: Any) -> Any:
         return value.get_state()
     if isinstance(value, random.Random):
         return value.getstate()
-    return value.get_state() if hasattr(value, "get_state") else value.bit_generator.state
+    return value.get_state() if hasattr(value, "get_state") else getattr(value, "bit_generator", value).state
 
 
 def set_generator_state(value: Any, state: Any) -> None:
@@ -294,7 +376,7 @@ def set_generator_state(value: Any, state: Any) -> None:
     elif hasattr(value, "set_state"):
         value.set_state(state)
     else:
-        value.bit_generator.state = state
+        getattr(value, "bit_generator", value).state = state
 
 
 def same_state(left: Any, right: Any) -> bool:
