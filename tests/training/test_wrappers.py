@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from relight.training.connection.page import PositionPage
 from relight.training.data.batches import Batches
 from relight.training.data.loaders import bind_rank
+from relight.training.worker.left_gradients import LeftGradients
 from relight.training.worker.writes import WriteWatch
 from relight.training.wrappers import is_container, unwrapped_data, unwrapped_objects, unwrapped_optimizers
 
@@ -114,6 +115,7 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
         lambda _: True,
         lambda name, _: written.append(name),
         lambda: True,
+        LeftGradients({}, lambda: 1, written.append),
     )
     watch.install()
     try:
@@ -126,7 +128,8 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
 
 def test_the_write_of_an_optimizer_that_differs_between_ranks_is_no_replicated_one(inner: SGD) -> None:
     written: list[tuple[str, str | None]] = []
-    watch = WriteWatch(lambda _: "own", lambda _: False, lambda *write: written.append(write), lambda: True)
+    left = LeftGradients({}, lambda: 1, lambda _: None)
+    watch = WriteWatch(lambda _: "own", lambda _: False, lambda *write: written.append(write), lambda: True, left)
     watch.install()
     try:
         inner.step()

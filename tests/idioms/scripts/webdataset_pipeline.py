@@ -73,7 +73,7 @@ class Pipeline(IterableDataset):
 
 
 if __name__ == "__main__":
-    job = relight.init()
+    job = relight.init(late_standby=True)  # the pipeline is made from the rank
     torch.manual_seed(9)
     dataset = Pipeline(
         partial(shards, 8, job.rank, job.world_size, 3), expand, partial(shuffle, size=6, seed=job.rank)

@@ -23,6 +23,7 @@ from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.barrier import Barrier
 from relight.training.worker.evidence import Evidence, begin_evidence
+from relight.training.worker.left_gradients import LeftGradients
 from relight.training.worker.lineage import first_lineage
 from relight.training.worker.phases import PhaseHooks
 from relight.training.worker.recovery import Recovery
@@ -142,6 +143,7 @@ def take_inventory(
             lambda optimizer: state.name_of(optimizer) is not None,
             barrier.before_write,
             lambda: runtime.protection.in_step,
+            LeftGradients(state.optimizers, lambda: runtime.generation, runtime.notices.doubt),
         ),
         snapshots=snapshots,
         checkpointing=checkpointing,

@@ -232,6 +232,7 @@ class StepLoop:
         if surprise:
             self._keep_what_a_surprise_left(actions)
         self._carried.commit()
+        parts.writes.end_step()
         runtime.page.commit(worker.version, worker.commits)
         step.committed = True
         runtime.protection.in_step = False

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
+from relight.training.worker.left_gradients import LeftGradients
 from relight.training.wrappers import is_container
 
 
@@ -27,6 +28,7 @@ class WriteWatch:
         is_replicated: Callable[[Any], bool],
         before_write: Callable[[str, str | None], None],
         in_use: Callable[[], bool],
+        left: LeftGradients,
     ) -> None:
         """Watch for writes.
 
@@ -35,11 +37,13 @@ class WriteWatch:
             is_replicated: whether an optimizer is one that all ranks share, and not in `per_rank`.
             before_write: see `Barrier`.
             in_use: whether a step is under way.
+            left: knows of gradients that wait for an optimizer.
         """
         self._name_of = name_of
         self._is_replicated = is_replicated
         self._before_write = before_write
         self._in_use = in_use
+        self._left = left
         self._undo: list[Callable[[], None]] = []
         self._made: set[int] = set()  # optimizers that the step under way made for itself
         self._optimizers_at_work = 0  # one may use another
@@ -48,6 +52,11 @@ class WriteWatch:
         """A step of the loop begins; one before may have been interrupted anywhere."""
         self._optimizers_at_work = 0
         self._made.clear()
+        self._left.begin_attempt()
+
+    def end_step(self) -> None:
+        """The step counts."""
+        self._left.end_step()
 
     @property
     def is_optimizer_at_work(self) -> bool:
@@ -58,6 +67,8 @@ class WriteWatch:
         """Hook optimizers globally, and scalers, schedulers and averaged models by their classes."""
         handle = register_optimizer_step_pre_hook(self._before_optimizer)
         self._undo.append(handle.remove)
+        self._left.install()
+        self._undo.append(self._left.remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
         self._undo.append(self._note_new_optimizers())
         self._wrap(torch.amp.GradScaler, "update", "scaler")
@@ -100,6 +111,7 @@ class WriteWatch:
         if name is None and id(optimizer) not in self._made:
             raise _unknown(optimizer, "optimizer")
         if name is not None:
+            self._left.before_optimizer(name)
             self._before_write(name, name if self._is_replicated(optimizer) else None)
         self._optimizers_at_work += 1
 

@@ -86,7 +86,7 @@ class Search:
             raise refusals.of_counter(one)
         if found.is_counted:
             self._catalog.leave_out(one, "it is counted beside training.steps(): use step.number")
-        elif is_iterator(value) and kind_of(value) != "stream":
+        elif is_iterator(value) and kind_of(value) not in ("stream", "object"):
             if one.feeds:
                 raise refusals.of_iterator(one, value)
             self._catalog.leave_out(one, f"{name_of(value)} cannot be carried")

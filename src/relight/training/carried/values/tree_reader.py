@@ -150,7 +150,7 @@ class Reader:
             import numpy as np
 
             return np.empty(tree["s"], object)
-        kind = _class_of(tree["c"])
+        kind: Any = _class_of(tree["c"])
         made = kind.__new__(kind) if tag != "object" else object.__new__(kind)
         if tag == "deque":
             deque.__init__(made, maxlen=tree["n"])

@@ -111,7 +111,7 @@ def is_fixed(value: Any) -> bool:
 
 def _is_plain_class(kind: type) -> bool:
     """Whether all that an object of this class is lies in its attributes."""
-    if issubclass(kind, (nn.Module, torch.optim.Optimizer, BaseException, Iterator, type, types.ModuleType)):
+    if issubclass(kind, (nn.Module, torch.optim.Optimizer, BaseException, type, types.ModuleType)):
         return False
     is_own = is_user_type(kind) or kind.__module__ == "argparse" or kind is types.SimpleNamespace
     is_own |= issubclass(kind, (torch.distributions.Distribution, torch.quasirandom.SobolEngine))

@@ -1,0 +1,89 @@
+"""Gradients that wait over several steps: while an optimizer pauses and others step, and nothing makes them zero.
+
+A recovery throws all gradients away, so an optimizer that uses such ones later computes something else.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from relight.transfer.io.codec import local_part
+
+
+class LeftGradients:
+    """Knows of which optimizers gradients wait, and since when."""
+
+    def __init__(
+        self, optimizers: Mapping[str, Any], generation: Callable[[], int], doubt: Callable[[str], None]
+    ) -> None:
+        """Watch optimizers by their names. `generation` is another one after each recovery."""
+        self._optimizers, self._generation, self._doubt = optimizers, generation, doubt
+        self._waiting: dict[str, int] = {}  # with the generation in which the first of these were computed
+        self._at_start = dict(self._waiting)
+        self._stepped: set[str] = set()
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Notice when a script makes gradients zero."""
+        for owner in (Optimizer, nn.Module):
+            self._wrap(owner)
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def begin_attempt(self) -> None:
+        """A step begins, perhaps again."""
+        self._waiting = dict(self._at_start)
+        self._stepped.clear()
+
+    def before_optimizer(self, name: str) -> None:
+        """An optimizer is about to use its gradients."""
+        self._stepped.add(name)
+        if self._waiting.pop(name, self._generation()) != self._generation():
+            self._doubt(
+                f"{name} used gradients of steps in which it did not step itself, and a recovery threw those away. "
+                "Make gradients zero at the beginning of each step, also those of an optimizer that pauses"
+            )
+
+    def end_step(self) -> None:
+        """The step counts."""
+        for name, optimizer in self._optimizers.items() if self._stepped else ():
+            if name not in self._stepped and _has_gradients(optimizer):
+                self._waiting.setdefault(name, self._generation())
+        self._at_start = dict(self._waiting)
+
+    def _made_zero(self, owner: Any) -> None:
+        if not self._waiting:
+            return
+        if isinstance(owner, nn.Module):
+            owned = {id(parameter) for parameter in owner.parameters()}
+        else:
+            owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
+        for name in list(self._waiting):
+            groups = self._optimizers[name].param_groups
+            if any(id(parameter) in owned for group in groups for parameter in group["params"]):
+                del self._waiting[name]
+
+    def _wrap(self, owner: Any) -> None:
+        original = owner.zero_grad
+        left = self
+
+        @functools.wraps(original)
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            left._made_zero(self)
+            return original(self, *args, **kwargs)
+
+        def undo() -> None:
+            owner.zero_grad = original
+
+        owner.zero_grad = zero_grad
+        self._undo.append(undo)
+
+
+def _has_gradients(optimizer: Any) -> bool:
+    gradients = (parameter.grad for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"])
+    return any(one is not None and bool(local_part(one).count_nonzero()) for one in gradients)
