@@ -26,7 +26,7 @@ class PINN(nn.Module):
 
 
 if __name__ == "__main__":
-    job = relight.init()
+    job = relight.init(late_standby=True)  # the engine is made from the rank
     torch.manual_seed(30)
     model = DDP(PINN())
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)

@@ -13,7 +13,7 @@ import copy
 import dis
 import functools
 from collections.abc import Iterator, Mapping
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +37,7 @@ _MOST_STEADY = 32  # containers that no step has changed so far, compared in eve
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
 
 Key = tuple[int, str]  # `id` of a module, and the attribute's name
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
 
 class ModeWatcher(Protocol):
@@ -291,14 +292,28 @@ class AttributeLog:
         return True
 
 
-def reads_first(method: FunctionType, attribute: str) -> bool:
-    """Whether a function reads an attribute of this name, and does not assign it before, in the order of its code."""
-    for instruction in dis.get_instructions(method):
-        if instruction.argval == attribute:
-            if instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+def reads_first(method: FunctionType | CodeType, attribute: str) -> bool:
+    """Whether some way through a function reads an attribute of this name that it has not assigned before."""
+    instructions = list(dis.get_instructions(method))
+    at = {instruction.offset: number for number, instruction in enumerate(instructions)}
+    assigned: dict[int, bool] = {}  # before each instruction, on every way to it
+    left = [(0, False)]
+    while left:
+        number, is_assigned = left.pop()
+        if number in assigned and assigned[number] <= is_assigned:
+            continue
+        assigned[number] = is_assigned
+        one = instructions[number]
+        if one.argval == attribute:
+            if not is_assigned and one.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
                 return True
-            if instruction.opname.startswith("STORE_ATTR"):
-                return False
+            is_assigned |= one.opname.startswith("STORE_ATTR")
+        if isinstance(one.argval, CodeType) and not is_assigned and reads_first(one.argval, attribute):
+            return True  # a comprehension
+        if one.opcode in _JUMPS:
+            left.append((at[one.argval], is_assigned))
+        if "_IF_" in one.opname or not one.opname.startswith(("JUMP", "RETURN_V", "RETURN_C", "RAISE", "RERAISE")):
+            left.append((number + 1, is_assigned))
     return False
 
 
