@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +86,22 @@ def test_ranks_share_an_order_that_no_generator_decides() -> None:
             seen += [index for group in itertools.islice(sampler, 5) for _, index in group]
             assert torch.equal(torch.get_rng_state(), before)
         assert len(set(seen)) == 20
+
+
+def test_a_generator_of_the_samplers_own_is_where_the_epoch_begins() -> None:
+    def made() -> UpdateSampler:
+        own = RandomSampler(range(ITEMS), generator=torch.Generator().manual_seed(3))
+        return UpdateSampler(BatchSamplerShard(BatchSampler(own, 2, drop_last=False), num_processes=2), 2)
+
+    def epoch(sampler: UpdateSampler, number: int) -> list[Any]:
+        sampler.set_epoch(number)
+        return list(sampler)
+
+    first, late = made(), made()
+    whole = [epoch(first, number) for number in range(3)]
+    assert whole[0] != whole[1]
+    next(iter(late))  # a rehearsal
+    assert [epoch(late, number) for number in (2, 0, 1, 1)] == [whole[number] for number in (2, 0, 1, 1)]
 
 
 def test_a_run_may_turn_out_to_have_begun_elsewhere() -> None:

@@ -6,6 +6,7 @@ Runs where lightning is installed (`make test-integrations`).
 """
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -173,6 +174,16 @@ def test_goes_on_from_a_checkpoint_of_lightnings(checkpoint: str, tmp_path: Path
     resume = ("--resume", str(tmp_path / "first" / "output" / checkpoint), *without_draws)
     faults = ("kill rank 0 in FORWARD of step 1", "kill rank 1 in OPTIMIZER of step 3")
     assert train(tmp_path / "second", faults, resume).digests == whole.digests
+
+
+def test_a_standby_that_starts_when_there_is_a_newer_checkpoint_does_not_read_it(tmp_path: Path) -> None:
+    """The first failure has a standby started while the job writes checkpoints into the directory it resumed from."""
+    without_draws = ("--dropout", "0")
+    whole = train(tmp_path / "whole", (), without_draws)
+    train(tmp_path / "first", (), ("--epochs", "1", *without_draws))
+    shutil.copytree(tmp_path / "first" / "output", tmp_path / "second" / "output")
+    faults = ("kill rank 0 in FORWARD of step 1", "kill rank 1 in OPTIMIZER of step 5")
+    assert train(tmp_path / "second", faults, ("--resume", "last", *without_draws)).digests == whole.digests
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -32,6 +32,10 @@ def main() -> None:
     assert words == ["own"]
     dist.monitored_barrier(pairs[job.rank // 2], timeout=timedelta(seconds=60))
     dist.monitored_barrier(timeout=timedelta(seconds=60))
+    pairs[job.rank // 2].monitored_barrier()
+    made_for_now = dist.new_group(backend="gloo", timeout=timedelta(days=10000))
+    made_for_now.monitored_barrier()
+    dist.destroy_process_group(made_for_now)
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -53,6 +53,12 @@ def update_loader(prepared: DataLoader[Any], accumulate: int, *, first: int = 0,
     Raises:
         UsageError: the dataset is iterable, or batches are dispatched from one process.
     """
+    refuse_unfit(prepared)
+    return grouped_loader(prepared, accumulate, first=first, seed=seed)
+
+
+def refuse_unfit(prepared: DataLoader[Any]) -> None:
+    """Raise UsageError for a prepared DataLoader in which a replacement could not find its place."""
     if isinstance(prepared.dataset, IterableDataset) or prepared.batch_sampler is None:
         raise UsageError(
             "the training data is an IterableDataset: a replacement could not find its place in it by an index. Use a "
@@ -60,4 +66,3 @@ def update_loader(prepared: DataLoader[Any], accumulate: int, *, first: int = 0,
         )
     if "Dispatcher" in type(prepared).__name__:
         raise UsageError("dispatch_batches=True sends batches from rank 0 to the others: set dispatch_batches=False")
-    return grouped_loader(prepared, accumulate, first=first, seed=seed)

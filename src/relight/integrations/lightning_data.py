@@ -10,7 +10,7 @@ from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from torch.utils.data import DataLoader, IterableDataset
 
-from relight.integrations.updates import grouped_loader
+from relight.integrations.updates import Reader, grouped_loader
 
 
 class NoFetcher(_DataFetcher):
@@ -78,14 +78,15 @@ class _Updates:
                 yield group
 
 
-def updates(loop: Any, accumulate: int, first: int) -> Any:
-    """Return the data of the steps: found by indices alone where it is one plain DataLoader."""
+def updates(loop: Any, accumulate: int, first: int) -> tuple[Any, Reader | None]:
+    """Return the data of the steps: found by indices alone where it is one plain DataLoader, and then with a reader."""
     combined = loop._combined_loader
     loader = combined.iterables
     plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     if plain and loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
-        return grouped_loader(loader, accumulate, first=first, most=int(loop.max_batches))
-    return _Updates(loop, accumulate, first)
+        reader = Reader(loader)
+        return reader.places(grouped_loader(loader, accumulate, first=first, most=int(loop.max_batches))), reader
+    return _Updates(loop, accumulate, first), None
 
 
 def updates_done(loop: Any, accumulate: int, per_epoch: int) -> int:

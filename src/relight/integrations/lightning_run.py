@@ -6,6 +6,7 @@ step's block, on the same weights: there a failure repeats it. The run has one s
 What Lightning does inside `_FitLoop.run` and `_TrainingEpochLoop.run` is done here in the same order.
 """
 
+import contextlib
 import math
 from collections import OrderedDict
 from typing import Any
@@ -81,10 +82,10 @@ class FitRun:
         self._may_write = has_own(trainer, *_LATE_HOOKS) or bool(_averages(trainer))
         self._fetcher = fit_loop._data_fetcher = NoFetcher(fit_loop._combined_loader)
         self.effects = Effects(strategy.job, trainer)
-        data = updates(fit_loop, accumulate, first)
+        data, self._reader = updates(fit_loop, accumulate, first)
         self.progress = Progress(trainer, first, getattr(data, "batch_sampler", data).begin_after)
         self._rank_progress = rank_progress = RankProgress(
-            trainer, self.effects, self._carried_pending, self._take_pending
+            trainer, self.effects, self._carried_pending, self._take_pending, self._reader
         )
         optimizers = strategy.optimizers
         self._schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
@@ -116,7 +117,7 @@ class FitRun:
         return steps + 1
 
     # --- a step ---------------------------------------------------------------------------------------------------
-    def take(self, step: relight.Step, batches: list[Any]) -> None:
+    def take(self, step: relight.Step, item: Any) -> None:
         """Do one step: what follows the optimizer step before, then forward, backward and the write."""
         self._number = step.number
         self.effects.begin(step.number, rehearses=step.warmup)
@@ -124,16 +125,19 @@ class FitRun:
         trainer.training = True  # an attempt may have ended in a validation
         trainer.lightning_module._current_fx_name = None
         self._decide_on_buffers(step.number)
+        reader = self._reader
+        batches = reader.read(item) if reader is not None else item  # after hooks that may change the dataset
         if step.warmup:
             for number, batch in enumerate(batches):
                 self._compute(batch, number, quiet=True)
             return
         if step.attempt:
             _drop_validation(trainer)
-        if step.number == 0:
-            self._lead_to_training()
-        else:
-            self._follow()
+        with reader.no_late_changes() if reader is not None else contextlib.nullcontext():
+            if step.number == 0:
+                self._lead_to_training()
+            else:
+                self._follow()
         for number, batch in enumerate(batches):
             if self.progress.is_over:
                 break

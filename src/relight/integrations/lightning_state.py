@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Metada
 from relight.integrations.lightning_effects import Effects
 from relight.integrations.lightning_values import compact, copied, expand, is_plain, moved
 from relight.integrations.own_names import Show, names_in
+from relight.integrations.updates import Reader
 
 _COUNTS = (bool, int, float, str)
 _SHOW = (ProgressBar, ModelSummary)  # callbacks without state that training depends on
@@ -122,15 +123,22 @@ class RankProgress:
         effects: of the step under way.
         pending: returns outputs and batch of the newest step, if hooks of the script's own are given them.
         take_pending: takes over what `pending` returned.
+        reader: of the training data; None: hooks cannot change it.
     """
 
     def __init__(
-        self, trainer: Any, effects: Effects, pending: Callable[[], Any], take_pending: Callable[[Any], None]
+        self,
+        trainer: Any,
+        effects: Effects,
+        pending: Callable[[], Any],
+        take_pending: Callable[[Any], None],
+        reader: Reader | None,
     ) -> None:
         self._trainer = trainer
         self._effects = effects
         self._pending = pending
         self._take_pending = take_pending
+        self._dataset = reader.shown if reader is not None else None
 
     def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
         """Keep relight from what this object keeps, where the Trainer is of a class of the script's own.
@@ -140,6 +148,7 @@ class RankProgress:
         self.expect_writes = expect_writes
         librarys = names_in(type(self._trainer), ("lightning.",))
         librarys.add("_last_val_time")  # set by a loop: a time of this process
+        show("train_dataset", self._dataset, lambda _name, _value: False)
         show("trainer", self._trainer, lambda name, _value: name in librarys)
 
     def state_dict(self) -> dict[str, Any]:

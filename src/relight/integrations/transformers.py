@@ -23,8 +23,9 @@ from transformers.training_args import TrainingArguments
 
 import relight
 from relight.errors import UsageError
-from relight.integrations.accelerate import update_loader
+from relight.integrations.accelerate import refuse_unfit
 from relight.integrations.transformers_run import TrainerRun
+from relight.integrations.updates import Reader, grouped_loader
 
 __all__ = ["RelightMixin", "Seq2SeqTrainer", "Trainer", "TrainingArguments"]
 
@@ -94,10 +95,12 @@ class RelightMixin:
         handler = trainer.callback_handler
         trainer.control = handler.on_train_begin(args, trainer.state, trainer.control)
         first = 0 if args.ignore_data_skip else trainer.state.global_step
-        updates = update_loader(loader, args.gradient_accumulation_steps, first=first, seed=args.data_seed or args.seed)
+        refuse_unfit(loader)
+        seed = args.seed if args.data_seed is None else args.data_seed
+        updates = grouped_loader(loader, args.gradient_accumulation_steps, first=first, seed=seed)
         schedule = (updates_per_epoch, batches, max_steps)
         assert _job is not None  # without it the Trainer's own loop runs
-        self._run = TrainerRun(self, model, updates, schedule, ignore_keys, _job.run_dir)
+        self._run = TrainerRun(self, model, updates, Reader(loader), schedule, ignore_keys, _job)
         return self._run, samples
 
     def store_flos(self) -> None:

@@ -12,15 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import relight
+
 _Entry = tuple[dict[str, float], int, float | None]  # of a log, with the Trainer's step and epoch
 
 
 class Logs:
     """The entries of the step under way."""
 
-    def __init__(self, trainer: Any, run_dir: Path) -> None:
+    def __init__(self, trainer: Any, job: relight.Job) -> None:
         self._trainer = trainer
-        self._directory = run_dir
+        self._directory = job.run_dir
+        if not job.is_standby:
+            self._note.unlink(missing_ok=True)  # of an earlier job in the same directory
         self._step = -1  # to which the entries belong
         self._entries: list[_Entry] = []
         self._defers = False
@@ -70,10 +74,13 @@ class Logs:
         self._step, self._entries = saved["step"], [tuple(entry) for entry in saved["entries"]]
 
     # --- to the callbacks ---------------------------------------------------------------------------------------
+    @property
+    def _note(self) -> Path:
+        return self._directory / f"transformers-{self._trainer.args.process_index}.json"
+
     def _hand_over(self, *, is_left: bool = False) -> None:
         entries, self._entries = self._entries, []
-        trainer = self._trainer
-        note = self._directory / f"transformers-{trainer.args.process_index}.json"
+        trainer, note = self._trainer, self._note
         if not entries or (is_left and note.exists() and json.loads(note.read_text())["step"] == self._step):
             return
         state = trainer.state

@@ -7,12 +7,12 @@ steps for that, which does only this. Loggers are called after a step is committ
 
 import contextlib
 import functools
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
 from transformers.optimization import GreedyLR
 
 import relight
@@ -20,6 +20,7 @@ from relight.errors import UsageError
 from relight.integrations.accelerate import follow_rank
 from relight.integrations.transformers_logs import Logs
 from relight.integrations.transformers_state import Progress, RankProgress
+from relight.integrations.updates import Reader
 
 
 class TrainerRun:
@@ -29,34 +30,37 @@ class TrainerRun:
         trainer: the Trainer, whose model and optimizer are prepared.
         model: the wrapped module.
         updates: a DataLoader of lists of micro-batches, one list for each optimizer step.
+        reader: of the same data.
         schedule: optimizer steps of an epoch, micro-batches of an epoch, and optimizer steps in all.
         ignore_keys: as `Trainer.train(ignore_keys_for_eval=...)`.
-        run_dir: of the job.
+        job: that this process is in.
     """
 
     def __init__(
         self,
         trainer: Any,
         model: torch.nn.Module,
-        updates: Any,
+        updates: DataLoader[Any],
+        reader: Reader,
         schedule: tuple[int, int, int],
         ignore_keys: Any,
-        run_dir: Path,
+        job: relight.Job,
     ) -> None:
         self._trainer = trainer
         self._model = model
         self._updates_per_epoch, self._batches_per_epoch, self._max_steps = schedule
         self._ignore_keys = ignore_keys
-        self.logs = Logs(trainer, run_dir)
+        self._reader = reader
+        self.logs = Logs(trainer, job)
         self.progress = Progress(trainer, updates.batch_sampler)
         scaler = getattr(trainer.accelerator, "scaler", None)
-        self._rank_progress = RankProgress(trainer, self.logs)
+        self._rank_progress = RankProgress(trainer, self.logs, reader.shown)
         self.training = relight.Training(
             model=model,
             optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
             scheduler=trainer.lr_scheduler,
             scaler=scaler,
-            data=updates,
+            data=reader.places(updates),
             seed=trainer.args.seed,
             progress=self.progress,
             per_rank={"trainer": self._rank_progress},
@@ -70,7 +74,7 @@ class TrainerRun:
         """
         return self._max_steps - self.progress.first + 1
 
-    def take(self, step: relight.Step, micro_batches: list[Any]) -> None:
+    def take(self, step: relight.Step, item: Any) -> None:
         """Do one step: what follows the optimizer step before, then forward, backward and the write."""
         trainer = self._trainer
         self.follow_rank()
@@ -79,11 +83,13 @@ class TrainerRun:
         number = self.progress.first + step.number
         transformers.set_seed(_seed_of(trainer.args.seed, number, trainer.args.process_index))
         if not step.warmup:
-            self._follow(step, number)
+            with self._reader.no_late_changes():
+                self._follow(step, number)
         if self.progress.is_over or number == self._max_steps:
             self.progress.is_over = True
             trainer.store_flos()  # a collective, so not left to the code after the loop
             return
+        micro_batches = list(self._reader.read(item))  # after callbacks that change the dataset at the head of an epoch
         if not step.warmup:
             self._call("on_step_begin")
         self._update(micro_batches, quiet=step.warmup)

@@ -68,8 +68,9 @@ class Progress:
 class RankProgress:
     """The loss since the last log, the history of logs, and plain attributes of the Trainer and of its callbacks."""
 
-    def __init__(self, trainer: Any, logs: Logs) -> None:
+    def __init__(self, trainer: Any, logs: Logs, dataset: Any) -> None:
         self._trainer = trainer
+        self._dataset = dataset
         self._logs = logs
         self._left: set[int] = set()  # objects of the script's own classes, by `id`
         self._librarys = names_in(type(trainer), _LIBRARIES)
@@ -86,6 +87,7 @@ class RankProgress:
                 f"callbacks[{number}]", callback, lambda _name, _value: False
             ):
                 self._left.add(id(callback))
+        show("train_dataset", self._dataset, lambda _name, _value: False)  # callbacks may tell it the epoch
         if show("trainer", trainer, self._keeps):
             self._left.add(id(trainer))
 

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-__all__ = ["UpdateSampler", "grouped_loader"]
+from relight.errors import UsageError
+
+__all__ = ["Reader", "UpdateSampler", "grouped_loader"]
 
 _Tagged = tuple[int, Any]  # number of a micro-batch in its update, and an index, or an item, of the dataset
 
@@ -38,6 +40,10 @@ class UpdateSampler(Sampler[list[_Tagged]]):
         self._seed = seed
         self.begin_after(first)
         self._epoch = 0
+        self._generators = [
+            each.generator for each in self._parts() if isinstance(getattr(each, "generator", None), torch.Generator)
+        ]
+        self._states = {0: self._generator_states()}  # at the start of epochs
         self._shard, self._rank_name, size = _who_shares(micro_batches)
         self.num_replicas = int(getattr(self._shard, size, 1))
 
@@ -58,11 +64,14 @@ class UpdateSampler(Sampler[list[_Tagged]]):
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from the start of this run."""
         self._epoch = epoch
-        inner = getattr(self._micro_batches, "batch_sampler", self._micro_batches)
-        things: list[Any] = [self._micro_batches, inner, getattr(inner, "sampler", None)]
-        for thing in things:
+        for thing in self._parts():
             if hasattr(thing, "set_epoch"):
                 thing.set_epoch(self._first_epoch + epoch)
+
+    def _parts(self) -> list[Any]:
+        """The samplers, from the outermost one."""
+        inner = getattr(self._micro_batches, "batch_sampler", self._micro_batches)
+        return [self._micro_batches, inner, getattr(inner, "sampler", None)]
 
     def __len__(self) -> int:
         count = len(self._micro_batches)
@@ -86,11 +95,27 @@ class UpdateSampler(Sampler[list[_Tagged]]):
         if group:
             yield group
 
+    def _generator_states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _put_generators(self, epoch: int) -> None:
+        """Have generators of the samplers' own at the start of an epoch, whatever this process has drawn before."""
+        if not self._generators:
+            return
+        known = max(each for each in self._states if each <= epoch)
+        for generator, state in zip(self._generators, self._states[known], strict=True):
+            generator.set_state(state)
+        for _ in range(known, epoch):
+            for _ in self._micro_batches:  # draws as that epoch did
+                pass
+        self._states = {0: self._states[0], epoch: self._generator_states()}
+
     def _drawn(self) -> Iterator[Any]:
         """The batches, in an order that is the same on all ranks where they share it.
 
         A sampler without a generator of its own draws its order from the global streams, which differ between ranks.
         """
+        self._put_generators(self._first_epoch + self._epoch)
         batches = iter(self._micro_batches)
         if self.num_replicas <= 1:
             yield from batches
@@ -129,6 +154,11 @@ class _TaggedItems(Dataset[_Tagged]):
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
+    @property
+    def whole(self) -> Any:
+        """The dataset whose items these are."""
+        return self._dataset
+
     def __len__(self) -> int:
         return len(self._dataset)
 
@@ -143,6 +173,19 @@ class _TaggedItems(Dataset[_Tagged]):
         return number, self._dataset[index]
 
 
+class _Places(Dataset[_Tagged]):
+    """The numbers and indices themselves: items are read later."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, tagged: _Tagged) -> _Tagged:
+        return tagged
+
+
 class _CollateEach:
     """Collates each micro-batch by itself: a list of batches."""
 
@@ -154,6 +197,59 @@ class _CollateEach:
         for number, item in tagged:
             groups.setdefault(number, []).append(item)
         return [self._collate(items) for items in groups.values()]
+
+
+class _Late:
+    """The batches of one optimizer step, each read when its turn comes."""
+
+    def __init__(self, items: _TaggedItems, collate: Callable[[list[Any]], Any], tagged: Sequence[_Tagged]) -> None:
+        self._items, self._collate = items, collate
+        self._groups: dict[int, list[_Tagged]] = {}
+        for number, index in tagged:
+            self._groups.setdefault(number, []).append((number, index))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[Any]:
+        for group in self._groups.values():
+            yield self._collate([item for _, item in self._items.__getitems__(group)])
+
+
+class Reader:
+    """Reads the items of optimizer steps, after code at the head of a step that may change the dataset."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        """`loader` gives single batches."""
+        self._reads_late = not loader.num_workers  # which read ahead, and have copies of the dataset
+        self._items, self._collate = _TaggedItems(loader.dataset), loader.collate_fn
+        self.shown = loader.dataset if self._reads_late else None  # the dataset, if changes of it count
+
+    def places(self, grouped: DataLoader[Any]) -> DataLoader[Any]:
+        """Make a DataLoader of places in place of one that `grouped_loader` has made, if items are to be read late."""
+        if not self._reads_late:
+            return grouped
+        return DataLoader(_Places(len(self._items)), batch_sampler=grouped.batch_sampler, collate_fn=list)
+
+    def read(self, given: Any) -> Any:
+        """Return the batches of an item of the loader that `places` returned."""
+        return _Late(self._items, self._collate, given) if self._reads_late else given
+
+    @contextlib.contextmanager
+    def no_late_changes(self) -> Iterator[None]:
+        """Raises UsageError if code inside changes numbers of a dataset of which workers have copies."""
+        before = {} if self._reads_late else self._numbers()
+        yield
+        changed = [name for name, value in before.items() if self._numbers().get(name) != value]
+        if changed:
+            raise UsageError(
+                f"a hook changed {', '.join(changed)} of the training data, of which the loader's workers "
+                "have copies: read it without workers (num_workers=0, dataloader_num_workers=0)"
+            )
+
+    def _numbers(self) -> dict[str, Any]:
+        attributes = getattr(self._items.whole, "__dict__", {})
+        return {name: value for name, value in attributes.items() if type(value) in (bool, int, float, str)}
 
 
 def grouped_loader(

@@ -535,7 +535,7 @@ def unfreezes():
     )
 
 
-def curriculum():
+def curriculum(workers=0):
     """A dataset that a callback tells the epoch."""
 
     class Staged(Dataset):
@@ -556,7 +556,11 @@ def curriculum():
         def on_epoch_begin(self, args, state, control, **kwargs):
             data.epoch = int(state.epoch or 0)
 
-    train(trainer(data=data, callbacks=[Callback()]))
+    train(trainer(data=data, callbacks=[Callback()], args=arguments(dataloader_num_workers=workers)))
+
+
+def curriculum_of_workers():
+    curriculum(workers=1)
 
 
 def history():
