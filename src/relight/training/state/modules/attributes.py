@@ -312,7 +312,7 @@ def reads_first(method: FunctionType | CodeType, attribute: str) -> bool:
             return True  # a comprehension
         if one.opcode in _JUMPS:
             left.append((at[one.argval], is_assigned))
-        if "_IF_" in one.opname or not one.opname.startswith(("JUMP", "RETURN_V", "RETURN_C", "RAISE", "RERAISE")):
+        if "IF_" in one.opname or not one.opname.startswith(("JUMP", "RETURN_V", "RETURN_C", "RAISE", "RERAISE")):
             left.append((number + 1, is_assigned))
     return False
 
