@@ -1,5 +1,6 @@
 """The private interfaces of torch that relight leans on, each tried against the installed version."""
 
+import contextlib
 import multiprocessing
 import queue
 import sys
@@ -242,6 +243,29 @@ def trained_before_the_loop(rank: int, directory: str) -> list[list[list[int]]]:
         BucketLayout(model).begin_step(0)
         note(model)
     return found
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_a_memory_format_may_not_change_under_views_of_buckets(has_gradients: bool) -> None:
+    net = nn.Conv2d(3, 8, 3)
+    model = DDP(net, process_group=Told(), gradient_as_bucket_view=True)
+    layout = BucketLayout(model)
+    images = torch.randn(2, 3, 8, 8)
+    for version in range(2):
+        layout.begin_step(version)
+        model(images).sum().backward()
+        layout.settle(version)
+        if not has_gradients:
+            model.zero_grad()
+    expected = torch.autograd.grad(net(images).sum(), [net.weight])[0]
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.zero_grad()
+    layout.begin_step(2)
+    model(2 * images).sum().backward()
+    assert net.weight.grad is not None
+    assert torch.allclose(net.weight.grad, 2 * expected, rtol=1e-3) is not has_gradients  # torch's defect, if it has
+    with pytest.raises(RuntimeError, match="memory format of weight") if has_gradients else contextlib.nullcontext():
+        layout.settle(2)
 
 
 def test_a_reducer_is_made_again_while_its_network_is_frozen() -> None:

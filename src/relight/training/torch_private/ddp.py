@@ -60,6 +60,8 @@ class BucketLayout:
         self._known: tuple[int, Buckets] | None = None  # the version that has the rebuilt layout first, and the layout
         self._built = _strides.get(ddp) or strides_in(ddp)
         self._rebuilt = strides_in(ddp)  # when the buckets were rebuilt
+        is_view = ddp.gradient_as_bucket_view
+        self._formatted = [(i, p) for i, p in enumerate(ddp._module_parameters) if is_view and p.ndim > _MATRIX]
         if self._fixed:
             self._ddp.reducer = _FixedReducer(ddp.reducer)
         elif ddp._has_rebuilt_buckets:  # the script has trained before the loop
@@ -100,6 +102,7 @@ class BucketLayout:
 
         DDP would do so in its next forward pass, which is of a later step. The ranks take rank 0's order.
         """
+        self._check_formats()
         if self._fixed or self._known is not None:
             return
         try:
@@ -110,6 +113,17 @@ class BucketLayout:
             return
         if rebuilt or self._ddp._has_rebuilt_buckets:
             self._known, self._rebuilt = (version + 1, rebuilt_buckets(self._ddp)), strides_in(self._ddp)
+
+    def _check_formats(self) -> None:
+        """Raise RuntimeError if gradients that were views of buckets no longer are, since their memory format changed.
+
+        `Module.to` takes them out of their buckets, which keep the gradients of the step before.
+        """
+        laid_out = self._built if self._known is None else self._rebuilt
+        for index, parameter in self._formatted:
+            if parameter.grad is not None and list(parameter.grad.stride()) != laid_out[index]:
+                name = next(name for name, other in self._ddp.module.named_parameters() if other is parameter)
+                raise RuntimeError(_FORMAT_CHANGED.format(name))
 
     def reset(self, version: int) -> None:
         """Make the reducer ready for the step that changes `version`, after one that ended in its middle."""
@@ -155,6 +169,12 @@ class BucketLayout:
             ddp.reducer = _FixedReducer(ddp.reducer)
 
 
+_MATRIX = 2  # dimensions
+_FORMAT_CHANGED = (
+    "relight: the memory format of {} and its gradient changed after its model was wrapped in "
+    "DDP(gradient_as_bucket_view=True), which then averages old gradients, with relight or without. Call "
+    "model.to(memory_format=...) before you wrap the model, or optimizer.zero_grad() before it"
+)
 _USUAL_SAMPLE_RATE = 100
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
