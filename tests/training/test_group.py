@@ -256,3 +256,6 @@ def test_an_operation_that_was_cut_has_this_ranks_own_values(
     mine = torch.ones(3)
     found = group.allreduce([mine]).get_future().value()
     assert found[0] is mine
+    gathered = [torch.zeros(3), torch.zeros(3)]
+    group.allgather([gathered], [mine]).wait()
+    assert all(torch.equal(one, mine) for one in gathered)

@@ -42,6 +42,15 @@ class ScriptGroups:
         """Whether a group of relight's has no peers at present."""
         return isinstance(group, RelightProcessGroup) and group.formed is not None and group.formed.is_detached
 
+    def is_cut_off(self, group: Any) -> bool:
+        """Whether a recovery has taken the peers of a group of relight's, and this operation cannot be repeated."""
+        return isinstance(group, RelightProcessGroup) and group.is_cut_off
+
+    def note_cut(self, group: Any, operation: str) -> None:
+        """A function of c10d does alone what it does with the peers of `group`, since these are gone."""
+        del group
+        self._runtime.protection.cut(operation)
+
     def make_group(self, members: Sequence[int], name: str, description: str | None) -> RelightProcessGroup | None:
         """Make a group for `dist.new_group`; None in a process that is no member.
 

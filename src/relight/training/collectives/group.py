@@ -85,6 +85,11 @@ class RelightProcessGroup(dist.ProcessGroup):
             self.formed.retire()
         self.formed = GenerationGroup(make_detached_group(self._size - 1, self._size, self._device))
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether a recovery has taken the peers of operations that cannot be repeated: a replacement calls none."""
+        return not self._policy.is_protected() and (self._policy.closed or self._policy.after_recovery)
+
     def getBackendName(self) -> str:
         return "relight"
 
@@ -143,9 +148,8 @@ class RelightProcessGroup(dist.ProcessGroup):
         protected = policy.is_protected()
         if policy.closed and protected:
             raise StepInterrupted(f"{operation}: the generation was closed by a failure elsewhere")
-        if policy.closed or (policy.after_recovery and not protected):
-            policy.cut(operation)
-            return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
+        if self.is_cut_off:
+            return self._alone(operation, args, kwargs)
         policy.count_collective()
         self._count_launch(operation)
         if protected:
@@ -159,11 +163,16 @@ class RelightProcessGroup(dist.ProcessGroup):
         except RuntimeError:
             if not policy.await_verdict():
                 raise
-            policy.cut(operation)
-            return _Done(args[0] if args else None)
+            return self._alone(operation, args, kwargs)
         if isinstance(work, Exchange):
             work.report_to(policy)
         return _CuttableWork(work, policy, operation)
+
+    def _alone(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dist.Work:
+        """Give an operation that cannot be repeated this rank's own values, for the peers that it has no more."""
+        self._policy.cut(operation)
+        complete(operation, max(0, self.getRank()), self._size, (*args, *kwargs.values()))
+        return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
 
 
 def _delegate(operation: str) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from relight.training.state import objects
 from relight.training.state.handed import Handed
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.averages import Averages
@@ -30,7 +31,7 @@ class RankPrivate:
         """Return it as a tree, for `adopt` on the rank's replacement."""
         tree = {
             "buffers": {f"{owner}/{name}": self._slots.get((owner, name)) for owner, name in sorted(self.buffers)},
-            "per_rank": {name: thing.state_dict() for name, thing in self._handed.per_rank.items()},
+            "per_rank": objects.trees_of(self._handed.per_rank),
         }
         if counts := self._averages.counts(self.buffers):
             tree["averages"] = counts
@@ -47,8 +48,7 @@ class RankPrivate:
                 owner, name = path.split("/", 1)
                 self._slots.set((owner, name), tensor)
             self._averages.repeat(tree.get("averages", {}), self.buffers)
-        for name, part in tree["per_rank"].items():
-            self._handed.per_rank[name].load_state_dict(part)
+        objects.load(self._handed.per_rank, tree["per_rank"], self._handed)
         for name, numbers in tree.get("numbers", {}).items():
             self.with_own_numbers.add(name)
             parameters = parameters_of(self._handed.optimizers[name])

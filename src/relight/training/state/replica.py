@@ -9,6 +9,7 @@ import xxhash
 from torch import nn
 
 from relight.errors import UsageError
+from relight.training.state import objects
 from relight.training.state.division import Division
 from relight.training.state.handed import Handed
 from relight.training.state.modules.layouts import Layouts
@@ -47,7 +48,7 @@ class Replica:
             {
                 "modules": {name: self._module_tree(name, module) for name, module in self._handed.modules.items()},
                 "optimizers": {name: self._optimizer_tree(name) for name in self._handed.optimizers},
-                "objects": {name: thing.state_dict() for name, thing in self._handed.objects.items()},
+                "objects": objects.trees_of(self._handed.objects),
                 **({"buckets": layouts} if layouts else {}),
             }
         )
@@ -147,8 +148,7 @@ class Replica:
             self._members.adopt(tree["optimizers"])
             for name, part in tree["optimizers"].items():
                 adopt_optimizer(self._handed.optimizers[name], part, self._slots)
-        for name, part in tree["objects"].items():
-            self._handed.objects[name].load_state_dict(part)
+        objects.load(self._handed.objects, tree["objects"], self._handed)
         if self.layouts is not None:
             self.layouts.adopt(tree.get("buckets", []))
         self._private.adopt_names(private_buffers)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from relight.training.state.handed import Handed
+from relight.training.state.objects import trees_of
 from relight.training.state.modules.slots import Slots, memory_of
 from relight.training.state.optimizers.own_objects import ATTRIBUTES, is_own
 from relight.training.state.optimizers.parameter_groups import parameters_of, resting_of
@@ -98,7 +99,7 @@ class SharedMemory:
             for key, parameter in members:
                 kind = "state" if isinstance(key, int) else "resting"
                 yield from _inside(f"{start}.{kind}.{key}", kept.get(parameter, {}))
-        objects = Flat({name: thing.state_dict() for name, thing in self._handed.objects.items()}, "objects")
+        objects = Flat(trees_of(self._handed.objects), "objects")
         yield from (_Place(path, leaf, None) for path, leaf in zip(objects.paths, objects.leaves, strict=True))
 
 

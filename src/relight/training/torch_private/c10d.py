@@ -44,6 +44,12 @@ class Groups(Protocol):
     def is_detached(self, group: Any) -> bool:
         """Whether it has no peers at present."""
 
+    def is_cut_off(self, group: Any) -> bool:
+        """Whether a recovery has taken its peers, and this operation cannot be repeated."""
+
+    def note_cut(self, group: Any, operation: str) -> None:
+        """A function of a group that is cut off does what it does alone."""
+
 
 def adapt(groups: Groups) -> None:
     """Have c10d's functions do with a relight group what they do with one of gloo, alone where it is detached."""
@@ -52,9 +58,10 @@ def adapt(groups: Groups) -> None:
         "scatter_object_list": _scatter_alone,
         "recv_object_list": _receive_alone,
         "gather_object": _gather_alone,
+        "all_gather_object": _gather_for_all_alone,
     }
     for name, replacement in alone.items():
-        _replace(name, functools.partial(_when, groups.is_detached, replacement))
+        _replace(name, functools.partial(_or_alone, groups, replacement))
     _replace("monitored_barrier", functools.partial(_monitored_barrier, groups.is_own))
     Join.__init__ = _refuse_join(Join.__init__)  # type: ignore[method-assign]
 
@@ -79,15 +86,26 @@ def _replace(name: str, wrap: Callable[[Any], Any]) -> None:
     setattr(dist, name, replaced)
 
 
-def _when(is_detached: Callable[[Any], bool], alone: Callable[..., Any], original: Any) -> Any:
-    """Call `alone` instead where a group is detached: these functions receive sizes first, and alone there are none."""
+def _or_alone(groups: Groups, alone: Callable[..., Any], original: Any) -> Any:
+    """Call `alone` instead where a group is detached or cut off, also if that happens meanwhile.
 
+    These functions receive sizes first, and alone there are none; nor can objects be read of which only a size came.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        group = signature.bind(*args, **kwargs).arguments.get("group")
-        return (alone if is_detached(_default(group)) else original)(*args, **kwargs)
+        group = _default(signature.bind(*args, **kwargs).arguments.get("group"))
+        if groups.is_detached(group):
+            return alone(*args, **kwargs)
+        if not groups.is_cut_off(group):
+            try:
+                return original(*args, **kwargs)
+            except Exception:
+                if not groups.is_cut_off(group):
+                    raise
+        groups.note_cut(group, original.__name__)
+        return alone(*args, **kwargs)
 
     return call
 
@@ -111,8 +129,9 @@ def _scatter_alone(
         scatter_object_output_list[0] = scatter_object_input_list[own]
 
 
-def _receive_alone(_: list[Any], src: int | None = None, group: Any = None, **__: Any) -> int:
+def _receive_alone(object_list: list[Any], src: int | None = None, group: Any = None, **__: Any) -> int:
     """Return the source, or the next rank if any would do; the list keeps its contents."""
+    del object_list
     return dist.get_global_rank(_default(group), _next_rank(group)) if src is None else src
 
 
@@ -120,9 +139,13 @@ def _next_rank(group: Any) -> int:
     return (dist.get_rank(group) + 1) % dist.get_world_size(group)
 
 
-def _gather_alone(thing: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+def _gather_alone(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
     if object_gather_list is not None:
-        object_gather_list[:] = [thing] * len(object_gather_list)
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def _gather_for_all_alone(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
 
 
 def _monitored_barrier(is_own: Callable[[Any], bool], original: Any) -> Any:

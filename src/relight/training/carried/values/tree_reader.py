@@ -28,6 +28,9 @@ from relight.training.carried.values.values import (
     set_generator_state,
     set_stream_state,
 )
+from relight.training.torch_private.divided import describe_division, make_divided
+from relight.training.torch_private.mesh import is_distributed
+from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import overlaps, with_strides
 
 _STREAMS = {kind.__name__: kind for kind in STREAMS}
@@ -86,6 +89,9 @@ class Reader:
         if tag == "view":
             self._made.append(self._buffers.read(node, home))
             return self._made[-1]
+        if tag == "divided":
+            self._made.append(self._divided(node, home))
+            return self._made[-1]
         if tag in _READERS:
             made = _READERS[tag](node, home)
             self._made.append(made)
@@ -104,6 +110,16 @@ class Reader:
         if isinstance(home, torch.Tensor) and _lies_as(home, made):
             return home
         return made.requires_grad_() if node["g"] else made
+
+    def _divided(self, node: Any, home: Any) -> torch.Tensor:
+        """A DTensor, of which the tree has this rank's part."""
+        if isinstance(home, torch.Tensor) and is_distributed(home) and describe_division(home) == node["a"]:
+            local_part(home).copy_(node["v"])
+            return home
+        try:
+            return make_divided(node["v"], node["a"], (one for _, one in self._parts.owners()))
+        except LookupError as problem:
+            raise Unsupported(str(problem)) from None
 
     def _part(self, name: Any) -> Any:
         try:

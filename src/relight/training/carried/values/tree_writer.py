@@ -31,6 +31,9 @@ from relight.training.carried.values.values import (
     stream_state,
 )
 from relight.training.state.modules.references import NotNameable
+from relight.training.torch_private.divided import describe_division, is_on_mesh_of_any
+from relight.training.torch_private.mesh import is_distributed
+from relight.transfer.io.codec import local_part
 
 _SEPARATOR = "\x1f"  # between the parts of a place
 _CONTAINERS = frozenset({"list", "deque", "set", "dict"})
@@ -135,6 +138,8 @@ class Writer:
             return {TAG: "object", "c": class_name(value), "v": parts}
         if kind in ("tensor", "array") and (buffer := self._buffers.of(value)) is not None:
             return write_view(value, buffer)
+        if kind == "tensor" and is_distributed(value):
+            return self._divided(value)
         if kind == "tensor" and (shared := self._memories.of(value)) is not None:
             return self._shared(value, shared)
         tree = _WRITERS[kind](value)
@@ -163,6 +168,14 @@ class Writer:
             return written
         more = {"n": value.maxlen} if kind == "deque" else {}
         return {TAG: kind, "c": class_name(value), "v": written, **more}
+
+    def _divided(self, value: torch.Tensor) -> Any:
+        """A DTensor: the part of this rank, and how it is divided."""
+        if value.requires_grad and value.is_leaf:
+            raise Unsupported("a DTensor that requires a gradient and is no parameter that was handed over")
+        if not is_on_mesh_of_any(value, (one for _, one in self._parts.owners())):
+            raise Unsupported("a DTensor on another mesh than the parameters that were handed over")
+        return {TAG: "divided", "v": local_part(value).clone(), "a": describe_division(value)}
 
     def _shared(self, value: torch.Tensor, memory: Memory) -> Any:
         """A view of memory that other tensors see too; the memory itself comes with the first of these."""

@@ -21,7 +21,9 @@ from torch import nn
 from relight.training.carried.code.refs import is_user_type
 from relight.training.carried.values.constants import is_constant_type
 from relight.training.state.modules.averages import same_bits
+from relight.training.torch_private.mesh import is_distributed
 from relight.training.torch_private.tensors import version_of
+from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import overlaps, with_strides
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
@@ -245,10 +247,11 @@ def changed(mark: Any, value: Any) -> bool:
         return True
     if kind == "tensor":
         version, address, copied, gradient = saved
-        if value.data_ptr() != address or changed(gradient, gradient_of(value)):
+        own = _own_part(value)
+        if own.data_ptr() != address or changed(gradient, gradient_of(value)):
             return True
         if value.device.type == "cpu":  # versions do not tell of what is changed by `.data`
-            return not (torch.equal(copied, value) or same_bits(copied, value))
+            return not (torch.equal(copied, own) or same_bits(copied, own))
         return bool(_version(value) != version)
     if kind in ("growing", "length"):
         return bool(len(value) != saved)
@@ -289,8 +292,11 @@ def put_back(mark: Any) -> Any:
         own.clear()
         own.update((name, put_back(one)) for name, one in mark.attributes.items())
     if kind == "tensor":
+        own = _own_part(value)
         with torch.no_grad():
-            if value.data_ptr() != saved[1] or overlaps(value):
+            if own is not value:
+                own.copy_(saved[2])
+            elif value.data_ptr() != saved[1] or overlaps(value):
                 copied = saved[2].clone()
                 is_expanded = overlaps(value) and value.shape == copied.shape
                 value.data = with_strides(copied, value.stride()) if is_expanded else copied
@@ -336,7 +342,13 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _state_of(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
-    return _version(tensor), tensor.data_ptr(), tensor.detach().clone()
+    own = _own_part(tensor)
+    return _version(tensor), own.data_ptr(), own.detach().clone()
+
+
+def _own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the memory that this rank has of a DTensor, of which to compare two calls a collective; else the tensor."""
+    return local_part(tensor) if is_distributed(tensor) else tensor
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -21,6 +21,7 @@ import xxhash
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from relight.errors import UsageError
 from relight.training.state.modules.hooks import HookLog
 from relight.training.state.modules.plain_values import EXCERPT_BYTES, is_mutable, pack, plain_bytes, put_back, unpack
 from relight.training.state.modules.slots import memory_of
@@ -277,7 +278,11 @@ class AttributeLog:
 
     @staticmethod
     def _seen(value: Any) -> bytes:
-        return encode_tree(pack(value), "attribute")
+        """Its content, to be compared; nothing while it holds what has no plain value, such as works of collectives."""
+        try:
+            return encode_tree(pack(value), "attribute")
+        except UsageError:
+            return b""
 
     @staticmethod
     def _is_state(module: nn.Module, name: str, value: Any) -> bool:

@@ -1,0 +1,47 @@
+"""The `state_dict` of other objects than modules and optimizers, as trees that can be copied to another process.
+
+A DTensor in one (an average of sharded parameters) travels as the part of this rank, with how it is divided.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from relight.training.state.handed import Handed
+from relight.training.torch_private.divided import describe_division, make_divided
+from relight.training.torch_private.mesh import is_distributed
+from relight.transfer.io.codec import local_part
+
+_DIVIDED, _PART = "\x01divided", "\x01part"
+
+
+def trees_of(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of each object, for `load`."""
+    return {name: _each(thing.state_dict(), is_distributed, _described) for name, thing in objects.items()}
+
+
+def load(objects: Mapping[str, Any], trees: Mapping[str, Any], handed: Handed) -> None:
+    """Have each object load the state that `trees_of` returned. Raises LookupError for a mesh that is unknown here."""
+
+    def made(node: Any) -> Any:
+        examples = (parameter for module in handed.modules.values() for parameter in module.parameters())
+        return make_divided(node[_PART], node[_DIVIDED], examples)
+
+    for name, tree in trees.items():
+        objects[name].load_state_dict(_each(tree, lambda one: type(one) is dict and _DIVIDED in one, made))
+
+
+def _described(tensor: Any) -> dict[str, Any]:
+    return {_DIVIDED: describe_division(tensor), _PART: local_part(tensor)}
+
+
+def _each(tree: Any, is_meant: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Return a tree with some of its members changed. Containers of which none is changed stay the same objects."""
+    if is_meant(tree):
+        return change(tree)
+    if isinstance(tree, dict):
+        members = {key: _each(one, is_meant, change) for key, one in tree.items()}
+        return tree if all(members[key] is one for key, one in tree.items()) else members
+    if type(tree) in (list, tuple):
+        parts = [_each(one, is_meant, change) for one in tree]
+        return tree if all(map(lambda left, right: left is right, parts, tree)) else type(tree)(parts)
+    return tree
