@@ -38,9 +38,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), 0.02)
     validator = Validator(2)
     drops = 0
-    training = relight.Training(
-        model=model, optimizer=optimizer, data=lambda n: torch.randn(8, 6), per_rank={"validator": validator}
-    )
+    training = relight.Training(model=model, optimizer=optimizer, data=lambda n: torch.randn(8, 6))
     for step in training.steps(until=18):
         with step as x:
             if step.number and step.number % 3 == 0:

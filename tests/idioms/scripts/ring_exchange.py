@@ -26,8 +26,7 @@ def main():
     model = DDP(nn.Linear(6, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     neighbor = torch.zeros(4)
-    per_rank = {}
-    training = relight.Training(model=model, optimizer=optimizer, data=lambda n: torch.randn(6, 6), per_rank=per_rank)
+    training = relight.Training(model=model, optimizer=optimizer, data=lambda n: torch.randn(6, 6))
     for step in training.steps(until=14):
         with step as x:
             optimizer.zero_grad()

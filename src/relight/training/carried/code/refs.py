@@ -97,8 +97,12 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
 
 
 def is_own_optimizer(value: Any) -> bool:
-    """Whether it is an optimizer of a class that is not torch's, which may keep more than its `state_dict()` tells."""
-    return isinstance(value, torch.optim.Optimizer) and not type(value).__module__.startswith("torch.")
+    """Whether it is an optimizer of a class that keeps more than its parameters' state: of torch's, one averages."""
+    home = type(value).__module__
+    return isinstance(value, torch.optim.Optimizer) and (not home.startswith("torch.") or home.endswith(_AVERAGES))
+
+
+_AVERAGES = "post_localSGD_optimizer"
 
 
 def is_added(name: str) -> bool:

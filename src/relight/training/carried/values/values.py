@@ -47,6 +47,7 @@ _FIXED = (
     type(RLock()),
 )
 DEEPEST = 12
+_LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.")  # classes of libraries
 _LONG = 256
 _LOOKED_INTO = 4  # containers, one inside another
 _kinds: dict[type, str] = {}
@@ -115,7 +116,7 @@ def _is_plain_class(kind: type) -> bool:
     """Whether all that an object of this class is lies in its attributes."""
     if issubclass(kind, (nn.Module, torch.optim.Optimizer, BaseException, type, types.ModuleType)):
         return False
-    is_own = is_user_type(kind) or kind.__module__ == "argparse" or kind is types.SimpleNamespace
+    is_own = is_user_type(kind) or kind.__module__.startswith(_LIKE_OWN) or kind is types.SimpleNamespace
     is_own |= issubclass(kind, (torch.distributions.Distribution, torch.quasirandom.SobolEngine))
     has_room = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__[:-1])
     return is_own and has_room and not issubclass(kind, (list, dict, set, deque, str, bytes, int, float))

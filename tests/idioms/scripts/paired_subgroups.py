@@ -17,9 +17,7 @@ def main():
     model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     meters = torch.zeros(world)
-    training = relight.Training(
-        model=model, optimizer=optimizer, data=lambda n: torch.randn(6, 6), per_rank={"meters": [meters]}
-    )
+    training = relight.Training(model=model, optimizer=optimizer, data=lambda n: torch.randn(6, 6))
     for step in training.steps(until=14):
         with step as x:
             optimizer.zero_grad()
