@@ -348,7 +348,7 @@ def _state_of(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
 
 
 def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory that this rank has of a DTensor, of which to compare two calls a collective; else the tensor."""
+    """Return the memory that this rank has of a DTensor, since to compare two of them is a collective; else the tensor."""
     return local_part(tensor) if is_distributed(tensor) else tensor
 
 
