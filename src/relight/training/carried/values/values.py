@@ -348,7 +348,7 @@ def _state_of(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
 
 
 def _own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the memory that this rank has of a DTensor, since to compare two of them is a collective; else the tensor."""
+    """Return this rank's part of a DTensor, since to compare two of them is a collective; else the tensor itself."""
     return local_part(tensor) if is_distributed(tensor) else tensor
 
 
