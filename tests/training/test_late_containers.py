@@ -70,3 +70,12 @@ def test_a_change_after_an_early_barrier_is_not_taken_for_the_beginning(net: Net
     net.counts[0] += 1
     log.roll_back()
     assert net.counts == [5, 0]
+
+
+def test_what_holds_works_of_collectives_is_emptied_again(net: Net, log: AttributeLog) -> None:
+    """Overlap by hand: handles of a step that was interrupted before it waited for them."""
+    log.begin(learning=False)
+    net.counts.append(object())  # type: ignore[arg-type]
+    assert log.private() == {}
+    log.roll_back()
+    assert net.counts == [0, 0]

@@ -23,8 +23,7 @@ def load(objects: Mapping[str, Any], trees: Mapping[str, Any], handed: Handed) -
     """Have each object load the state that `trees_of` returned. Raises LookupError for a mesh that is unknown here."""
 
     def made(node: Any) -> Any:
-        examples = (parameter for module in handed.modules.values() for parameter in module.parameters())
-        return make_divided(node[_PART], node[_DIVIDED], examples)
+        return make_divided(node[_PART], node[_DIVIDED], handed.parameters)
 
     for name, tree in trees.items():
         objects[name].load_state_dict(_each(tree, lambda one: type(one) is dict and _DIVIDED in one, made))
