@@ -293,10 +293,10 @@ def put_back(mark: Any) -> Any:
         own.clear()
         own.update((name, put_back(one)) for name, one in mark.attributes.items())
     if kind == "tensor":
-        own = _own_part(value)
+        part = _own_part(value)
         with torch.no_grad():
-            if own is not value:
-                own.copy_(saved[2])
+            if part is not value:
+                part.copy_(saved[2])
             elif value.data_ptr() != saved[1] or overlaps(value):
                 copied = saved[2].clone()
                 is_expanded = overlaps(value) and value.shape == copied.shape
