@@ -15,16 +15,15 @@ from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
 from relight.training.carried.code.source import is_user_file
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.values.parts import Parts, is_part
+from relight.training.carried.values.states import generator_state, stream_state
 from relight.training.carried.values.values import (
     Mark,
     attributes_of,
-    generator_state,
     gradient_of,
     items_of,
     kind_of,
     members_in,
     remember,
-    stream_state,
 )
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes

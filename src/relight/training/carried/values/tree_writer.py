@@ -17,18 +17,17 @@ from relight.training.carried.values.constants import name_of_callable, write_co
 from relight.training.carried.values.homes import STEP, Homes, is_one_object, label_of, members_of
 from relight.training.carried.values.memories import Memories, Memory
 from relight.training.carried.values.parts import NoParts, Parts
+from relight.training.carried.values.states import generator_state, stream_state
 from relight.training.carried.values.trees import TAG, Unsupported, class_name, name_of
 from relight.training.carried.values.values import (
     DEEPEST,
     PLAIN,
     attributes_beside,
-    generator_state,
     gradient_of,
     is_fixed,
     items_of,
     kind_of,
     members_in,
-    stream_state,
 )
 from relight.training.state.modules.references import NotNameable
 from relight.training.torch_private.divided import describe_division, is_on_mesh_of_any

@@ -20,6 +20,13 @@ from torch import nn
 
 from relight.training.carried.code.refs import is_user_type
 from relight.training.carried.values.constants import is_constant_type
+from relight.training.carried.values.states import (
+    generator_state,
+    same_state,
+    set_generator_state,
+    set_stream_state,
+    stream_state,
+)
 from relight.training.state.modules.averages import same_bits
 from relight.training.torch_private.mesh import is_distributed
 from relight.training.torch_private.tensors import version_of
@@ -355,49 +362,3 @@ def _own_part(tensor: torch.Tensor) -> torch.Tensor:
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """The gradient of a leaf; None: it has none now."""
     return tensor.grad if tensor.is_leaf and tensor.requires_grad else None
-
-
-def stream_state(value: Any) -> tuple[Any, int]:
-    """The memory of a file in memory: its contents, and where it is read or written next. Closed ones hold nothing."""
-    return ("", -1) if value.closed else (value.getvalue(), value.tell())
-
-
-def set_stream_state(value: Any, state: tuple[Any, int]) -> None:
-    contents, position = state
-    if position < 0 or value.closed:
-        return
-    value.seek(0)
-    value.truncate()
-    value.write(contents)
-    value.seek(position)
-
-
-def generator_state(value: Any) -> Any:
-    """The memory of an object that random numbers are drawn from."""
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, random.Random):
-        return value.getstate()
-    return value.get_state() if hasattr(value, "get_state") else getattr(value, "bit_generator", value).state
-
-
-def set_generator_state(value: Any, state: Any) -> None:
-    if isinstance(value, torch.Generator):
-        value.set_state(state)
-    elif isinstance(value, random.Random):
-        value.setstate(state)
-    elif hasattr(value, "set_state"):
-        value.set_state(state)
-    else:
-        getattr(value, "bit_generator", value).state = state
-
-
-def same_state(left: Any, right: Any) -> bool:
-    """Compare two states of one generator."""
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right)
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same_state(left[name], right[name]) for name in left)
-    if isinstance(left, tuple) and len(left) < 100:
-        return len(left) == len(right) and all(map(same_state, left, right))
-    return bool(left.tobytes() == right.tobytes()) if hasattr(left, "tobytes") else bool(left == right)
