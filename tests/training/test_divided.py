@@ -32,7 +32,7 @@ PLACEMENTS: list[Sequence[Placement]] = [
 
 
 class Parameters(NoParts):
-    """Of a model that was handed over."""
+    """Parameters of a model that was handed over."""
 
     def __init__(self, *parameters: Any) -> None:
         self._parameters = parameters
