@@ -28,7 +28,18 @@ FAULTS = {
 # Scripts that draw no random numbers, or draw them as under relight.
 AS_ALONE = {
     "trainers.py": (
-        *("clm", "contrastive", "curriculum", "distilled", "ema_object", "history", "saves", "unfreezes", "weighted"),
+        *(
+            "adversarial",
+            "clm",
+            "contrastive",
+            "curriculum",
+            "distilled",
+            "ema_object",
+            "history",
+            "saves",
+            "unfreezes",
+            "weighted",
+        ),
     ),
     "modules.py": ("byol", "containers", "curriculum", "hooks", "validations"),
 }

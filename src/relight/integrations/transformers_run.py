@@ -57,7 +57,7 @@ class TrainerRun:
         self._rank_progress = RankProgress(trainer, self.logs, reader.shown)
         self.training = relight.Training(
             model=model,
-            optimizer=getattr(trainer.optimizer, "optimizer", trainer.optimizer),
+            optimizer=_optimizers_of(trainer),
             scheduler=trainer.lr_scheduler,
             scaler=scaler,
             data=reader.places(updates),
@@ -191,6 +191,15 @@ class TrainerRun:
             trainer._tr_loss = trainer._tr_loss + trainer._tr_loss / steps
         else:
             trainer._tr_loss = trainer._tr_loss + loss
+
+
+def _optimizers_of(trainer: Any) -> dict[str, Any]:
+    """The Trainer's optimizer, and others that a subclass keeps as attributes: for a discriminator, say."""
+    kept = {name: thing for name, thing in vars(trainer).items() if isinstance(thing, torch.optim.Optimizer)}
+    bare = {
+        name: getattr(thing, "optimizer", thing) for name, thing in {"optimizer": trainer.optimizer, **kept}.items()
+    }
+    return {name: thing for name, thing in bare.items() if name == "optimizer" or thing is not bare["optimizer"]}
 
 
 def _seed_of(seed: int, step: int, rank: int) -> int:

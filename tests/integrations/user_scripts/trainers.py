@@ -645,7 +645,7 @@ def module_state():
 
         def forward(self, input_ids, labels=None):
             h = self.embed(input_ids).mean(1)
-            loss = nn.functional.cross_entropy(self.out(h), input_ids[:, 0]) + (h @ self.queue.T).pow(2).mean()
+            loss = nn.functional.cross_entropy(self.out(h), input_ids[:, 0]) + (h @ self.queue.clone().T).pow(2).mean()
             if self.training:
                 with torch.no_grad():
                     self.queue[self.place] = h.mean(0)
