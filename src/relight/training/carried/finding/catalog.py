@@ -13,7 +13,7 @@ from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, Ke
 from relight.training.carried.finding.loop import Loop
 from relight.training.carried.finding.places import MISSING, Spot, key_of
 from relight.training.carried.finding.survey import attributes_of_parts
-from relight.training.carried.finding.unrepeatable import drawing_caches, is_iterated
+from relight.training.carried.finding.unrepeatable import Caches, is_iterated
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
@@ -47,7 +47,7 @@ class Catalog:
         # Attributes that the code sets on tensors, on parameters perhaps, and whether after the last write of a step.
         self.watched: dict[str, bool] = {}
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
-        self._drawn_before: dict[str, int] = {}  # `_caches` when the loop began
+        self._caches_before = Caches()  # when the loop began
 
     @property
     def is_idle(self) -> bool:
@@ -62,7 +62,7 @@ class Catalog:
             if kind_of(value) == "generator":
                 self.keep(place, seen=True)
         self._watch()
-        self._drawn_before = self._caches()
+        self._caches_before = self._caches()
 
     # --- what is kept ------------------------------------------------------------------------------------------
     def keep(
@@ -211,11 +211,12 @@ class Catalog:
         """Why a recovery cannot vouch for equal bits, if something changes and is not carried."""
         if self._left_out_why:
             return self._left_out_why
-        if caches := [name for name, drawn in self._caches().items() if drawn > self._drawn_before.get(name, 0)]:
+        changing = {one.name.rpartition(".")[2] for one in self.kept.values()}
+        if caches := self._caches().computed_since(self._caches_before, changing):
             return (
-                f"{', '.join(sorted(caches))}(): a cached function that draws random numbers. What it drew is not "
-                "undone with a step, and a replacement draws anew. Call it before the loop, or keep what it returns "
-                "in a variable"
+                f"{'(), '.join(caches)}(): a cached function whose result depends on more than the values of its "
+                "arguments: random numbers, or what steps change. It is not undone with a step, and a replacement "
+                "computes it anew. Call it before the loop, or keep what it returns in a variable"
             )
         places = [place for place in self.comparison.changed_since() if not self._is_covered(place)]
         names = sorted(name for name in {describe(place) for place in places} if not self._is_ignored(name))
@@ -235,7 +236,7 @@ class Catalog:
                 "sorted(...), or use a dict"
             )
 
-    def _caches(self) -> dict[str, int]:
-        """How often each cached function of the script that draws random numbers has been computed."""
+    def _caches(self) -> Caches:
+        """The cached functions of the script's modules."""
         frames = self._spots.frames
-        return drawing_caches(names for _, names, _ in (frames.names(n) for n, f in enumerate(frames.frames) if f))
+        return Caches(names for _, names, _ in (frames.names(n) for n, f in enumerate(frames.frames) if f))

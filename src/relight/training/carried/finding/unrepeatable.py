@@ -1,12 +1,17 @@
-"""Values that an undone step or a replacement cannot get back: draws kept by `functools.lru_cache`, orders of sets."""
+"""Values that an undone step or a replacement cannot get back: results in `functools.lru_cache`, orders of sets."""
 
 import functools
+import gc
 import linecache
 import re
-from collections.abc import Iterable, Mapping
-from types import FrameType
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import torch
+from torch import nn
+
+from relight.training.carried.code.refs import is_user_type
 from relight.training.carried.values.values import Mark
 
 _DRAWS = frozenset(
@@ -23,16 +28,56 @@ _ITERATES = "|".join(
 )
 
 
-def drawing_caches(modules: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How often cached functions that draw random numbers, in these modules' names, have been computed."""
-    kind = type(functools.lru_cache(len))
-    found = [(name, one) for names in modules for name, one in list(names.items()) if type(one) is kind]
-    return {name: one.cache_info().misses for name, one in found if _draws(one.__wrapped__)}
+class Caches:
+    """The cached functions (`functools.lru_cache`) among the names of modules, and in their classes."""
+
+    def __init__(self, modules: Iterable[Mapping[str, Any]] = ()) -> None:
+        kind = type(functools.lru_cache(len))
+        members = [member for names in modules for member in _members_of(names)]
+        self._found = {name: one for name, one in members if type(one) is kind}
+        self._computed = {name: one.cache_info().misses for name, one in self._found.items()}
+
+    def computed_since(self, earlier: "Caches", changing: Collection[str]) -> list[str]:
+        """Names of those that have computed results since, which depend on more than the values of their arguments.
+
+        `changing`: names of variables and attributes that steps change.
+        """
+        return sorted(
+            name
+            for name, one in self._found.items()
+            if self._computed[name] > earlier._computed.get(name, 0)
+            and (_names_in(one.__wrapped__) & (_DRAWS | set(changing)) or _has_changing_keys(one))
+        )
 
 
-def _draws(function: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and bool(_DRAWS & {*code.co_names})
+def _members_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, one in list(names.items()):
+        yield name, one
+        if isinstance(one, type) and is_user_type(one):
+            yield from ((f"{name}.{inner}", getattr(value, "__func__", value)) for inner, value in vars(one).items())
+
+
+def _names_in(function: Any, depth: int = 3) -> set[str]:
+    """The names that a function's code has, and that of the functions which it calls by their names."""
+    if not isinstance(function, FunctionType):
+        return set()
+    names = set(_names_of(function.__code__))
+    called = [function.__globals__.get(name) for name in names] if depth else []
+    return names.union(*(_names_in(one, depth - 1) for one in called if one is not function))
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from (*code.co_names, *code.co_freevars)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_of(inner)
+
+
+def _has_changing_keys(cached: Any) -> bool:
+    """Whether it was called with a tensor, a module or an object, which is found by identity and may change."""
+    results = [one for one in gc.get_referents(cached) if type(one) is dict and one is not vars(cached)]
+    keys = [part for one in results for key in list(one) for part in (key if isinstance(key, (tuple, list)) else [key])]
+    return any(isinstance(key, (torch.Tensor, nn.Module)) or is_user_type(type(key)) for key in keys)
 
 
 def keeps_its_order(value: set[Any] | frozenset[Any]) -> bool:
