@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from relight.training.connection.page import PositionPage
 from relight.training.data.batches import Batches
 from relight.training.data.loaders import bind_rank
+from relight.training.state.handed import sort_by_kind
 from relight.training.worker.left_gradients import LeftGradients
 from relight.training.worker.writes import WriteWatch
 from relight.training.wrappers import is_container, unwrapped_data, unwrapped_objects, unwrapped_optimizers
@@ -23,6 +24,13 @@ Named = dict[str, Any]
 @pytest.fixture
 def inner() -> SGD:
     return SGD(nn.Linear(2, 2).parameters(), lr=0.1, momentum=0.9)
+
+
+def test_an_optimizer_is_one_by_whichever_keyword_it_came(inner: SGD) -> None:
+    head = SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    schedule = StepLR(head, 1)
+    handed = sort_by_kind({}, {"optimizer": inner}, {"head": head, "schedule": schedule}, {})
+    assert (handed.optimizers, handed.objects) == ({"optimizer": inner, "head": head}, {"schedule": schedule})
 
 
 class FabricShaped:

@@ -44,11 +44,13 @@ def sort_by_kind(
 ) -> Handed:
     """Put each object with its kind, whichever keyword it came by. Raises UsageError for an optimizer without state.
 
-    A module that was handed over as an object (an averaged model) is copied tensor by tensor, like the other modules.
+    A module that was handed over as an object (an averaged model) is copied tensor by tensor, like the other modules,
+    and an optimizer like the other optimizers.
     """
     averaged = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
-    others = {name: thing for name, thing in objects.items() if name not in averaged}
-    found = _with_inner_optimizers(optimizers, others)
+    further = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
+    others = {name: thing for name, thing in objects.items() if name not in averaged and name not in further}
+    found = _with_inner_optimizers({**optimizers, **further}, others)
     return Handed({**modules, **averaged}, found, others, per_rank)
 
 
