@@ -40,7 +40,8 @@ class Training:
     handed over, or be found by relight itself (see `carry`).
 
     Args:
-        model: the module (usually wrapped in `DistributedDataParallel` or by `fully_shard`), or a dict of several.
+        model: the module (usually wrapped in `DistributedDataParallel` or by `fully_shard`), or several in a dict or
+            list.
         optimizer: the optimizer of its parameters, or a dict or list of several. Default: None, for a script that
             writes its parameters by hand.
         data: a DataLoader; several in a dict, tuple or list; any object whose `__iter__` starts anew each time; an
@@ -59,7 +60,8 @@ class Training:
         per_rank: dict of objects with `state_dict` whose state differs between ranks. Default: None.
         pipeline: the schedule of `torch.distributed.pipelining` that a step runs, or a list of schedules; `model` is
             then the module of this rank's stage, or a dict of the modules of its stages. Default: None.
-        stateful: other objects with `state_dict` that hold equal state on all ranks, each under a keyword of its own.
+        stateful: further modules, optimizers, schedulers and other objects with `state_dict` that hold equal state on
+            all ranks, each under a keyword of its own, or several in a dict or list.
 
     Raises:
         UsageError: an object cannot be tracked, or `relight.init` was not called. The message names the object and
@@ -82,7 +84,7 @@ class Training:
     def __init__(
         self,
         *,
-        model: nn.Module | dict[str, nn.Module],
+        model: nn.Module | dict[str, nn.Module] | Sequence[nn.Module],
         optimizer: Optimizer | dict[str, Optimizer] | Sequence[Optimizer] | None = None,
         data: Any = None,
         scheduler: Any = None,
@@ -100,11 +102,11 @@ class Training:
         self._built_at = lines_of(sys._getframe(1))
         companions = {"scheduler": scheduler, "scaler": scaler, "ema": ema}
         state = TrackedState(
-            modules=dict(model) if isinstance(model, dict) else {"model": model},
+            modules=dict(model) if isinstance(model, dict) else each_by_name({"model": model}),
             optimizers=unwrapped_optimizers(
                 optimizer if isinstance(optimizer, dict) else each_by_name({"optimizer": optimizer})
             ),
-            objects=unwrapped_objects({**each_by_name(companions), **stateful}),
+            objects=unwrapped_objects(each_by_name({**companions, **stateful})),
             per_rank=per_rank or {},
             pipeline=pipeline,
         )
