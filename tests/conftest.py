@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 from hypothesis import settings
@@ -17,6 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes is the machine's business: benchmarks measure, tests do not.
 settings.register_profile("relight", deadline=None)
 settings.load_profile("relight")
+
+# A shell starts what runs in its background with SIGINT ignored; programs that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
