@@ -236,6 +236,10 @@ class Catalog:
                 "sorted(...), or use a dict"
             )
 
+    def forget_results(self) -> None:
+        """Empty the caches that only a rehearsal has filled."""
+        self._caches().forget_since(self._caches_before)
+
     def _caches(self) -> Caches:
         """The cached functions of the script's modules."""
         frames = self._spots.frames

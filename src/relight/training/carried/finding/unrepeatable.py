@@ -49,6 +49,12 @@ class Caches:
             and (_names_in(one.__wrapped__) & (_DRAWS | set(changing)) or _has_changing_keys(one))
         )
 
+    def forget_since(self, earlier: "Caches") -> None:
+        """Empty those that were empty then: what a rehearsal has computed, a rank that began at that step has not."""
+        for name, one in self._found.items():
+            if self._computed[name] and not earlier._computed.get(name):
+                one.cache_clear()
+
 
 def _members_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, one in list(names.items()):
