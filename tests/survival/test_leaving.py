@@ -76,7 +76,8 @@ def test_a_state_that_may_have_changed_since_is_not_copied(bench: Bench, how: st
 
 
 def test_a_break_after_a_step_that_was_interrupted_is_refused(bench: Bench) -> None:
-    outcome = bench.run(leaving("unguarded"), faults=[f"kill rank 0 in BACKWARD of step {LAST}"])
+    late = f"slow rank 0 in FORWARD of step {LAST}"  # so that the other rank has begun the step, and not yet to write
+    outcome = bench.run(leaving("unguarded"), faults=[late, f"kill rank 0 in BACKWARD of step {LAST}"])
     assert outcome.status != 0, outcome.describe()
     assert "`if step.committed`" in outcome.report.error, outcome.describe()
     assert not outcome.finals, outcome.describe()
