@@ -99,7 +99,7 @@ def test_an_object_loads_what_it_had() -> None:
     """A replacement: its average is empty, and a plain tensor stays one."""
     source = Average(weight=divided(Replicate(), Shard(0)), bias=torch.ones(2))
     handed = Handed({"model": nn.ParameterList([nn.Parameter(divided(Replicate(), Shard(0)))])}, {}, {}, {})
-    tree = decode_tree(encode_tree(objects.trees_of({"ema": source}), ""))
+    tree = decode_tree(encode_tree(objects.trees_of({"ema": source}, handed), ""))
     target = Average()
     objects.load({"ema": target}, tree, handed)
     weight = target.shadow["weight"]

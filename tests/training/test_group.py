@@ -259,3 +259,28 @@ def test_an_operation_that_was_cut_has_this_ranks_own_values(
     gathered = [torch.zeros(3), torch.zeros(3)]
     group.allgather([gathered], [mine]).wait()
     assert all(torch.equal(one, mine) for one in gathered)
+
+
+class CutWhileWaiting(Cut):
+    """Between two steps, in a generation that is closed once the operation is launched."""
+
+    closed = False
+
+    def unprotected(self, operation: str) -> None:
+        pass
+
+    def await_verdict(self) -> bool:
+        return True
+
+
+def test_an_operation_that_is_cut_while_it_is_waited_for_has_this_ranks_own_values(
+    pair: tuple[GenerationGroup, GenerationGroup],
+) -> None:
+    group = RelightProcessGroup(CutWhileWaiting(), (0, 1), torch.device("cpu"))
+    group.attach(pair[0])
+    mine, gathered = torch.ones(3), [torch.zeros(3), torch.zeros(3)]
+    work = group.allgather([gathered], [mine])
+    pair[0].break_connections()
+    idle()
+    assert work.wait()
+    assert all(torch.equal(one, mine) for one in gathered)

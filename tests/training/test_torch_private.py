@@ -14,8 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from relight.training.carried.code.refs import is_own_optimizer
+from relight.training.carried.values.values import changed, put_back, remember
 from relight.training.collectives.group import RelightProcessGroup
 from relight.training.torch_private.autograd import RUN_BACKWARD, at_backward, not_compiled, reset_scaler
 from relight.training.torch_private.ddp import BucketLayout, watch_wrappers, wrappers_made
@@ -71,6 +75,17 @@ def test_what_the_reducer_launches_is_told_from_what_hooks_launch() -> None:
     weight.sum().backward()
     group.allreduce([torch.ones(1)])
     assert group.seen == [True, False, False]
+
+
+def test_a_model_averager_keeps_its_counter_in_an_attribute_that_is_looked_at() -> None:
+    averager = PeriodicModelAverager(period=2, warmup_steps=1, process_group=Told())
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = PostLocalSGDOptimizer(torch.optim.SGD([weight], 0.1), averager)
+    assert is_own_optimizer(optimizer)
+    mark = remember(averager)
+    averager.average_parameters([weight])
+    assert changed(mark, averager)
+    assert put_back(mark).step == 0
 
 
 START: list[Callable[[torch.Tensor], object]] = [

@@ -26,7 +26,7 @@ class Progress:
     """TrainerState, TrainerControl and the Trainer's own counters."""
 
     def __init__(self, trainer: Any, places: Any) -> None:
-        """`places` is told where the run began, by `begin_after(first)`."""
+        """`places`: the sampler of the data; `begin_after(first)` is called on it if the run began at another step."""
         self._trainer = trainer
         self._places = places
         self.first = int(trainer.state.global_step)  # optimizer steps before this run

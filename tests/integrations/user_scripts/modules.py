@@ -248,7 +248,7 @@ def swa():
 
 
 def curriculum():
-    """A dataset that is told the epoch, by a hook and by a data module."""
+    """A dataset whose epoch is set, by a hook and by a data module."""
 
     class Staged(Dataset):
         def __init__(self):

@@ -166,7 +166,7 @@ class RelightProcessGroup(dist.ProcessGroup):
             return self._alone(operation, args, kwargs)
         if isinstance(work, Exchange):
             work.report_to(policy)
-        return _CuttableWork(work, policy, operation)
+        return _CuttableWork(work, policy, lambda: self._alone(operation, args, kwargs))
 
     def _alone(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dist.Work:
         """Give an operation that cannot be repeated this rank's own values, for the peers that it has no more."""
@@ -218,13 +218,13 @@ class _Done(dist.Work):
 
 
 class _CuttableWork(dist.Work):
-    """An operation outside the protected part of a step: if a recovery breaks it, it ends without a result."""
+    """An operation outside the protected part of a step: if a recovery breaks it, this rank goes on alone."""
 
-    def __init__(self, work: dist.Work, policy: CollectivePolicy, operation: str) -> None:
+    def __init__(self, work: dist.Work, policy: CollectivePolicy, go_on_alone: Callable[[], dist.Work]) -> None:
         super().__init__()
         self._work = work
         self._policy = policy
-        self._operation = operation
+        self._go_on_alone = go_on_alone
 
     @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -233,8 +233,7 @@ class _CuttableWork(dist.Work):
         except (RuntimeError, StepInterrupted):
             if not self._policy.await_verdict():
                 raise
-            self._policy.cut(self._operation)
-            return True
+            return self._go_on_alone().wait()
 
     @not_compiled
     def is_completed(self) -> bool:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from relight.errors import UsageError
 from relight.training.state.modules.slots import Slots
+from relight.training.torch_private.mesh import is_distributed
 from relight.training.torch_private.zero import ZeroOptimizers, is_zero, state_of
 
 _MAX_MEMBERS = 64  # looked at in a container, to see whether it holds state
@@ -34,9 +35,11 @@ class Handed:
     objects: dict[str, Any]  # with `state_dict`, equal on all ranks
     per_rank: dict[str, Any]  # with `state_dict`, different on each rank
     parameters: list[nn.Parameter] = field(init=False)
+    is_divided: bool = field(init=False)  # whether some parameters are DTensors
 
     def __post_init__(self) -> None:
         self.parameters = [p for module in self.modules.values() for p in module.parameters()]
+        self.is_divided = any(map(is_distributed, self.parameters))
 
 
 def sort_by_kind(
@@ -47,6 +50,9 @@ def sort_by_kind(
     A module that was handed over as an object (an averaged model) is copied tensor by tensor, like the other modules,
     and an optimizer like the other optimizers.
     """
+    for name, thing in modules.items():
+        if not isinstance(thing, nn.Module):
+            raise UsageError(f"relight.Training({name}=...) got a {type(thing).__qualname__}, which is no nn.Module")
     averaged = {name: thing for name, thing in objects.items() if isinstance(thing, nn.Module)}
     further = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
     others = {name: thing for name, thing in objects.items() if name not in averaged and name not in further}

@@ -14,9 +14,10 @@ from relight.transfer.io.codec import local_part
 _DIVIDED, _PART = "\x01divided", "\x01part"
 
 
-def trees_of(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of each object, for `load`."""
-    return {name: _each(thing.state_dict(), is_distributed, _described) for name, thing in objects.items()}
+def trees_of(objects: Mapping[str, Any], handed: Handed) -> dict[str, Any]:
+    """Return the state of each object, for `load`. Without divided parameters there are no DTensors to look for."""
+    states = {name: thing.state_dict() for name, thing in objects.items()}
+    return _each(states, is_distributed, _described) if handed.is_divided else states
 
 
 def load(objects: Mapping[str, Any], trees: Mapping[str, Any], handed: Handed) -> None:
@@ -26,7 +27,8 @@ def load(objects: Mapping[str, Any], trees: Mapping[str, Any], handed: Handed) -
         return make_divided(node[_PART], node[_DIVIDED], handed.parameters)
 
     for name, tree in trees.items():
-        objects[name].load_state_dict(_each(tree, lambda one: type(one) is dict and _DIVIDED in one, made))
+        state = _each(tree, lambda one: type(one) is dict and _DIVIDED in one, made) if handed.is_divided else tree
+        objects[name].load_state_dict(state)
 
 
 def _described(tensor: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class RankPrivate:
         """Return it as a tree, for `adopt` on the rank's replacement."""
         tree = {
             "buffers": {f"{owner}/{name}": self._slots.get((owner, name)) for owner, name in sorted(self.buffers)},
-            "per_rank": objects.trees_of(self._handed.per_rank),
+            "per_rank": objects.trees_of(self._handed.per_rank, self._handed),
         }
         if counts := self._averages.counts(self.buffers):
             tree["averages"] = counts

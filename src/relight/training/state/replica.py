@@ -48,7 +48,7 @@ class Replica:
             {
                 "modules": {name: self._module_tree(name, module) for name, module in self._handed.modules.items()},
                 "optimizers": {name: self._optimizer_tree(name) for name in self._handed.optimizers},
-                "objects": objects.trees_of(self._handed.objects),
+                "objects": objects.trees_of(self._handed.objects, self._handed),
                 **({"buckets": layouts} if layouts else {}),
             }
         )

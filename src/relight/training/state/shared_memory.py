@@ -99,7 +99,7 @@ class SharedMemory:
             for key, parameter in members:
                 kind = "state" if isinstance(key, int) else "resting"
                 yield from _inside(f"{start}.{kind}.{key}", kept.get(parameter, {}))
-        objects = Flat(trees_of(self._handed.objects), "objects")
+        objects = Flat(trees_of(self._handed.objects, self._handed), "objects")
         yield from (_Place(path, leaf, None) for path, leaf in zip(objects.paths, objects.leaves, strict=True))
 
 

@@ -5,6 +5,7 @@ such as BatchNorm's statistics, and `per_rank` objects; the data position and ra
 kept beside the position page, where it outlives the process.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -249,7 +250,7 @@ class TrackedState:
 
     def has_gradients(self) -> bool:
         """Whether gradients are waiting for an optimizer step."""
-        return any(p.grad is not None and bool(local_part(p.grad).count_nonzero()) for p in self.parameters)
+        return have_gradients(self.parameters)
 
     def clear_gradients(self) -> None:
         """Make all gradients what they were when the step under way began, None or zeros."""
@@ -265,3 +266,8 @@ class TrackedState:
         for parameter in self._own_parameters:
             if parameter.grad is not None:
                 parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
+
+
+def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether some have gradients other than zero. On a device this waits for it, unless gradients are None."""
+    return any(p.grad is not None and bool(local_part(p.grad).count_nonzero()) for p in parameters)

@@ -60,8 +60,9 @@ class BucketLayout:
         self._known: tuple[int, Buckets] | None = None  # the version that has the rebuilt layout first, and the layout
         self._built = _strides.get(ddp) or strides_in(ddp)
         self._rebuilt = strides_in(ddp)  # when the buckets were rebuilt
-        is_view = ddp.gradient_as_bucket_view
-        self._formatted = [(i, p) for i, p in enumerate(ddp._module_parameters) if is_view and p.ndim > _MATRIX]
+        # Parameters whose gradients are views of buckets, and could leave these with another memory format.
+        views = enumerate(ddp._module_parameters) if ddp.gradient_as_bucket_view else ()
+        self._formatted = [(index, parameter) for index, parameter in views if parameter.ndim > _MATRIX]
         if self._fixed:
             self._ddp.reducer = _FixedReducer(ddp.reducer)
         elif ddp._has_rebuilt_buckets:  # the script has trained before the loop

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from relight.transfer.io.codec import local_part
+from relight.training.state.optimizers.parameter_groups import parameters_of
+from relight.training.state.tracked import have_gradients
 
 
 class LeftGradients:
@@ -52,8 +53,8 @@ class LeftGradients:
     def end_step(self) -> None:
         """The step counts."""
         for name, optimizer in self._optimizers.items() if self._stepped else ():
-            if name not in self._stepped and _has_gradients(optimizer):
-                self._waiting.setdefault(name, self._generation())
+            if name not in self._stepped and name not in self._waiting and have_gradients(parameters_of(optimizer)):
+                self._waiting[name] = self._generation()
         self._at_start = dict(self._waiting)
 
     def _made_zero(self, owner: Any) -> None:
@@ -62,10 +63,9 @@ class LeftGradients:
         if isinstance(owner, nn.Module):
             owned = {id(parameter) for parameter in owner.parameters()}
         else:
-            owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
+            owned = {id(parameter) for parameter in parameters_of(owner)}
         for name in list(self._waiting):
-            groups = self._optimizers[name].param_groups
-            if any(id(parameter) in owned for group in groups for parameter in group["params"]):
+            if any(id(parameter) in owned for parameter in parameters_of(self._optimizers[name])):
                 del self._waiting[name]
 
     def _wrap(self, owner: Any) -> None:
@@ -82,8 +82,3 @@ class LeftGradients:
 
         owner.zero_grad = zero_grad
         self._undo.append(undo)
-
-
-def _has_gradients(optimizer: Any) -> bool:
-    gradients = (parameter.grad for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"])
-    return any(one is not None and bool(local_part(one).count_nonzero()) for one in gradients)

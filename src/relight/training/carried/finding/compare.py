@@ -124,7 +124,7 @@ class Comparison:
             spot = self._spots.find(place)
             for name in self._spots.own_attributes(spot.get()).keys() - names if spot is not None else ():
                 new = (*place, ("attribute", name, ""))
-                if not is_covered(new) and not _is_torch_s(new):
+                if not is_covered(new) and not _is_of_torch(new):
                     yield Change(new, remember(MISSING), 0, None)
 
     def objects(self) -> Iterator[tuple[Place, Any]]:
@@ -150,7 +150,7 @@ class Comparison:
         places = [place for place, seen in last.found.items() if place in now.found and now.found[place] != seen]
         for place, names in last.attributes.items():
             new = [(*place, ("attribute", name, "")) for name in sorted(now.attributes.get(place, names) - names)]
-            places += [one for one in new if not _is_torch_s(one)]
+            places += [one for one in new if not _is_of_torch(one)]
         return places
 
 
@@ -159,6 +159,6 @@ def _is_kept_with_module(place: Place, value: Any) -> bool:
     return place[0][0] == "inner" and len(place) == 2 and is_kept_with_modules(place[1][1], value)
 
 
-def _is_torch_s(place: Place) -> bool:
+def _is_of_torch(place: Place) -> bool:
     """Whether an attribute of a parameter that was handed over is none of the script's."""
     return len(place) == 2 and place[0][0] == "slot" and place[1][1].startswith("_")
