@@ -274,13 +274,25 @@ def plain_environment() -> dict[str, str]:
     return {**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
+_TEMPLATE = """
+from relight.parent import end_with_parent
+from relight.training.template import main
+
+end_with_parent({parent})
+main()
+"""
+
+
 @functools.cache
 def template_socket() -> str:
-    """Start a process that imports torch for all jobs of this one, which ends with this one; return its socket."""
+    """Start a process that imports torch for all jobs of this one, and ends with it, however that ends.
+
+    Returns the process's socket.
+    """
     directory = Path(tempfile.mkdtemp(prefix="rl-"))
     socket = directory / "template"
     process = subprocess.Popen(
-        (sys.executable, "-P", "-m", "relight.training.template", str(socket), PRELOAD),
+        (sys.executable, "-P", "-c", _TEMPLATE.format(parent=os.getpid()), str(socket), PRELOAD),
         env={**plain_environment(), ROOM_VARIABLE: "0" * ROOM_BYTES},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
