@@ -43,6 +43,19 @@ class M(nn.Module):
 SHAPES = {
     "on one line": ("m = 0\nfor step in steps():\n with step as b: m = f(b, m) #w", "~m"),
     "nothing": (fn("x = b\ny = x + 1\ny.backward()"), ""),
+    "library's module, its mode": (
+        fn(
+            "model(b).sum().backward()",
+            first="model.train()",
+            after="model.eval()\nprint(model(1))\nmodel.train()",
+            before="from torch import nn\nmodel = nn.Identity()",
+        ),
+        "",
+    ),
+    "library's object, called for an effect": (
+        fn("thing.acquire()\nif thing.locked(): b.backward()", before="import threading\nthing = threading.Lock()"),
+        "",
+    ),
     "loss alone": (fn("loss = f(b)\nloss.backward()\nopt.step()", before="opt = f = None"), ""),
     "hidden state": (fn("out = b + h\nout.backward()\nh = out.detach() #w", before="h = 0"), "h"),
     "hidden state at module level": (top("h = f(b, h) #w\nh.backward()", before="h = 0"), "h"),

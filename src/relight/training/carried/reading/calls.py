@@ -99,8 +99,7 @@ class Calls:
             else self._reading.refer(function.value)
         )
         changes = (is_named_so or is_in_place) and (has_contents(known(receiver)) or receiver.is_part)
-        # A method of a library's object whose result is not used was called for what it changes: `variable.set(1)`.
-        changes |= (is_named_so or is_statement) and is_of_a_library(known(receiver))
+        changes |= is_named_so and is_of_a_library(known(receiver))
         draws = is_generator(known(receiver)) or is_iterator(known(receiver))
         is_own = own_method(known(receiver), function.attr) is not None
         if function.attr == "step" and not is_own:

@@ -15,7 +15,7 @@ from relight.training.carried.reading.flow import Use
 MUTATORS = frozenset(
     "append extend insert pop popleft appendleft extendleft remove clear update setdefault add discard sort reverse "
     "popitem rotate subtract push fill difference_update intersection_update symmetric_difference_update "
-    "move_to_end itemset put resize put_nowait get_nowait load_state_dict spawn".split()
+    "move_to_end itemset put resize put_nowait get_nowait load_state_dict spawn set".split()
 )
 MUTATORS_OF_FIRST = frozenset(
     "heappush heappop heapify heappushpop heapreplace shuffle insort next setattr delattr iadd setitem delitem".split()
