@@ -13,6 +13,7 @@ from torch import nn
 
 from relight.training.carried.carried import Carried
 from relight.training.carried.values.parts import NoParts, Parts, is_part
+from relight.training.script_files import adopt_caller
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
 from relight.transfer.io.codec import encode_tree
@@ -102,6 +103,7 @@ class Loop:
         )
 
     def __call__(self, until: int = 0) -> Iterator[Step]:
+        adopt_caller(sys._getframe(1))
         until = until or self.until
         if self.tree is not None:
             self.turn(-1)

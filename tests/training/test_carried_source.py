@@ -4,14 +4,15 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from textwrap import indent
+from types import FrameType, SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
 
 from relight.training.carried.code.iteration import iteration_of
-from relight.training.carried.code.misuse import accumulates_by_hand, loops_around, takes_steps_in
-from relight.training.carried.code.source import is_user_file, lines_of
+from relight.training.carried.code.misuse import accumulates_by_hand, loop_after, loops_around, takes_steps_in
+from relight.training.carried.code.source import lines_of
 
 
 class Reached(Exception):
@@ -42,9 +43,10 @@ def read(source: str, path: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     built: list[tuple[str, int]] = []
 
-    def steps() -> Iterator[Step]:
+    def steps(until: int = 1) -> Iterator[Step]:
         frame: FrameType = sys._getframe(1)
         seen["around"] = loops_around(frame, built)
+        seen["after"] = loop_after(frame)
         return offered(lines_of(frame))
 
     def offered(called_at: list[tuple[str, int]]) -> Iterator[Step]:
@@ -54,7 +56,8 @@ def read(source: str, path: Path) -> dict[str, Any]:
     def make() -> None:
         built.extend(lines_of(sys._getframe(1)))
 
-    names: dict[str, Any] = {"__name__": "script", "steps": steps, "Training": make}
+    job = SimpleNamespace(steps=steps)
+    names: dict[str, Any] = {"__name__": "script", "steps": steps, "job": job, "Training": make}
     with pytest.raises(Reached):
         exec(compile(source, str(path), "exec"), names)
     return seen
@@ -101,6 +104,31 @@ def test_names_loops_around_the_loop_of_steps(name: str, tmp_path: Path) -> None
     source, line = LOOPS[name]
     around = read(source, tmp_path / "script.py")["around"]
     assert around == (None if line is None else f"script.py:{line}")
+
+
+_LOOP = "for step in job.steps(until=3):\n with step as b:\n  pass\n"
+_FUNCTION = "def {}():\n for step in job.steps(until=3):\n  with step as b:\n   pass\n"
+AFTER = {
+    "one loop": (_LOOP, None),
+    "two loops": (_LOOP + _LOOP, 4),
+    "two loops in a function": ("def main():\n" + indent(_LOOP + "x = 1\n" + _LOOP, " ") + "main()", 6),
+    "one function, called twice": (_FUNCTION.format("fit") + "fit()\nfit()", 6),
+    "two functions": (_FUNCTION.format("train") + _FUNCTION.format("tune") + "a = train()\nb = tune()", 10),
+    "a function that is called later": (_LOOP + "def f():\n pass\nf()", None),
+    "a function that is not called": (_LOOP + _FUNCTION.format("tune"), None),
+    "another branch": ("if True:\n" + indent(_LOOP, " ") + "else:\n" + indent(_LOOP, " "), None),
+    "a branch, and a loop after it": ("if True:\n" + indent(_LOOP, " ") + _LOOP, 5),
+    "in a branch later": (_LOOP + "if True:\n" + indent(_LOOP, " "), None),
+    "after the script's end": ("def main():\n" + indent(_LOOP + "return\n" + _LOOP, " ") + "main()", None),
+    "steps of another thing": (_LOOP + "for x in env.steps(3):\n pass", None),
+}
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_names_a_second_loop_of_steps(name: str, tmp_path: Path) -> None:
+    source, line = AFTER[name]
+    after = read(source, tmp_path / "script.py")["after"]
+    assert after == (None if line is None else f"script.py:{line}")
 
 
 TAKEN = {
@@ -167,11 +195,3 @@ def test_code_without_a_source_has_no_iteration() -> None:
     with pytest.raises(Reached):
         exec(compile(source, "<string>", "exec"), {"steps": [Step(seen)]})
     assert seen["iteration"] is None
-
-
-def test_libraries_are_not_the_user_s() -> None:
-    assert is_user_file(__file__)
-    assert not is_user_file(ast.__file__)
-    assert not is_user_file(pytest.__file__)
-    assert not is_user_file(sys.modules[loops_around.__module__].__file__ or "")
-    assert not is_user_file("<string>")

@@ -7,7 +7,6 @@ if it turns out to be a bug.
 import atexit
 import os
 import sys
-import sysconfig
 import time
 import traceback
 from pathlib import Path
@@ -21,6 +20,7 @@ from relight.errors import RelightError, UsageError
 from relight.training.process.holdings import Lifecycle
 from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
 from relight.training.process.runtime import Runtime
+from relight.training.script_files import is_script_file
 
 FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the terminal
 _STARTER = Path(__file__).with_name("bootstrap.py")
@@ -123,14 +123,8 @@ def _report(runtime: Runtime | None, error: BaseException, *, stands: bool) -> N
 def _place(error: BaseException) -> str:
     """Return the last line of the traceback that is not in an installed package, as FILE:LINE."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_installed(f.filename)] or frames
+    own = [f for f in frames if is_script_file(f.filename)] or frames
     return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
-
-
-def _is_installed(path: str) -> bool:
-    """Whether a file is of Python, of a package, or of relight itself."""
-    homes = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent.parent))
-    return path.startswith((*homes, "<frozen"))
 
 
 def _without_our_frames(trace: str, *, mistake: bool) -> str:

@@ -15,11 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.errors import UsageError
-from relight.training.carried.code.misuse import loops_around
+from relight.training.carried.code.misuse import another_loop
 from relight.training.carried.code.source import lines_of
 from relight.training.ending import end_with
 from relight.training.job import current_runtime
 from relight.training.process.runtime import Runtime
+from relight.training.script_files import adopt_caller
 from relight.training.state.tracked import TrackedState
 from relight.training.step import Step
 from relight.training.worker.inventory import take_inventory
@@ -99,14 +100,14 @@ class Training:
         **stateful: Any,
     ) -> None:
         runtime = self._runtime = current_runtime()
-        self._built_at = lines_of(sys._getframe(1))
-        companions = {"scheduler": scheduler, "scaler": scaler, "ema": ema}
+        adopt_caller(frame := sys._getframe(1))
+        self._built_at = lines_of(frame)
         state = TrackedState(
             modules=dict(model) if isinstance(model, dict) else each_by_name({"model": model}),
             optimizers=unwrapped_optimizers(
                 optimizer if isinstance(optimizer, dict) else each_by_name({"optimizer": optimizer})
             ),
-            objects=unwrapped_objects(each_by_name({**companions, **stateful})),
+            objects=unwrapped_objects(each_by_name({"scheduler": scheduler, "scaler": scaler, "ema": ema, **stateful})),
             per_rank=per_rank or {},
             pipeline=pipeline,
         )
@@ -263,8 +264,7 @@ class Training:
 
         Call it once in a process, for all epochs; `step.epoch` is the epoch of a step. Code above `with step` in the
         loop's body belongs to the step, and runs again with it. Code after the block may evaluate, log and save, but
-        must not change anything that was handed over; guard it with `step.committed`, since it also runs after a step
-        that a failure interrupted.
+        must not change what was handed over; guard it with `step.committed`: it also runs after an interrupted step.
 
         Args:
             until: number of committed steps, counted from the start of the job's first run.
@@ -279,10 +279,11 @@ class Training:
             raise UsageError(f"steps(until={until}): at least one step")
         if self._runtime.has_begun:
             raise UsageError(_CALLED_AGAIN.format("was called a second time in this process"))
-        if place := loops_around(sys._getframe(1), self._built_at):
-            raise UsageError(_CALLED_AGAIN.format(f"stands inside another loop ({place})"))
+        adopt_caller(frame := sys._getframe(1))
+        if why := another_loop(frame, self._built_at):
+            raise UsageError(_CALLED_AGAIN.format(why))
         self._runtime.has_begun = True
-        return self._loop.run(until, lines_of(sys._getframe(1)))
+        return self._loop.run(until, lines_of(frame))
 
 
 def _refuse_what_standbys_cannot_build(runtime: Runtime, *, staged: bool) -> None:

@@ -24,7 +24,7 @@ from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.places import MISSING, key_of
 from relight.training.carried.finding.survey import Survey
 from relight.training.carried.values.values import kind_of
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.tensors import is_plain_memory
 from relight.words import listed
 
 SLOTS = 2**15
@@ -248,7 +248,7 @@ def _digest(value: Any, depth: int = 0) -> str | None:
     if kind == "array":
         return _digest(torch.from_numpy(value), depth) if value.dtype.kind in "fiub" and value.size else None
     if kind == "tensor":
-        if is_distributed(value) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+        if value.is_meta or not is_plain_memory(value):
             return None
         flat = value.detach().reshape(-1)
         edges = torch.cat([flat[:_EDGE], flat[-_EDGE:]]).cpu().contiguous().view(torch.uint8)

@@ -9,7 +9,6 @@ import dis
 import functools
 import random
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from relight.training.script_files import is_script_module
 from relight.training.torch_private.loaders import LOADER_ITERATOR
 
 try:
@@ -30,7 +30,6 @@ __all__ = ["ABSENT", "GENERATORS", "Generator", "Place", "Reach", "numpy"]
 _MOST_OBJECTS = 5_000
 _MOST_ELEMENTS = 64  # of a container that is entered: transforms, not a list of files
 _PLAIN = (bool, int, float, str, bytes, type(None))
-_HOMES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 _ENTERED = ("argparse", "collections", "dataclasses", "functools", "types")  # of Python's own, objects of these
 _CLOSED = (
     torch.Tensor,
@@ -133,7 +132,7 @@ class Reach:
 
     def _of_instance(self, path: str, thing: Any) -> Iterator[tuple[str, Any]]:
         attributes = getattr(thing, "__dict__", None)
-        is_own = not _is_installed(type(thing).__module__ or "")
+        is_own = is_script_module(type(thing).__module__ or "")
         if isinstance(attributes, dict):
             if is_own:
                 self._homes[path] = attributes
@@ -142,13 +141,13 @@ class Reach:
                     self.values[f"{path}.{name}"] = Place(attributes, name)
                 yield f"{path}.{name}", value
         for kind in type(thing).__mro__:
-            if _is_installed(kind.__module__ or ""):
+            if not is_script_module(kind.__module__ or ""):
                 continue
             for name, value in vars(kind).items():
                 yield f"{kind.__qualname__}.{name}", _function_of(value)
 
     def _of_function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-        if _is_installed(function.__module__ or ""):
+        if not is_script_module(function.__module__ or ""):
             return
         read, written, written_here = _names_of(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -191,17 +190,6 @@ def _function_of(value: Any) -> Any:
     if isinstance(value, property):
         return value.fget
     return value if isinstance(value, types.FunctionType) else None
-
-
-@functools.cache
-def _is_installed(module: str) -> bool:
-    """Whether a module is Python's, or of an installed package, and not the user's."""
-    if module in ("__main__", "__mp_main__"):
-        return False
-    if module.partition(".")[0] in ("relight", *sys.stdlib_module_names):
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and file.startswith(_HOMES)
 
 
 def _is_closed(module: str) -> bool:

@@ -1,5 +1,6 @@
 """Tensors: version counters, and the attributes that other code may set."""
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -23,3 +24,48 @@ def tree_leaves(tree: Any) -> list[Any]:
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """Return the tree with each leaf replaced by what `function` makes of it."""
     return torch.utils._pytree.tree_map(function, tree)
+
+
+def is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether its values are elements of one memory of its own: not sparse, nested, quantized, or made of others."""
+    return tensor.layout is torch.strided and not (
+        tensor.is_nested or tensor.is_quantized or stands_for_others(type(tensor))
+    )
+
+
+@functools.cache
+def stands_for_others(kind: type[torch.Tensor]) -> bool:
+    """Whether tensors of a subclass may hold their values in other tensors, and dispatch to these."""
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+def components_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the strided tensors that hold a tensor's values: of sparse, nested and quantized ones, and of subclasses.
+
+    A strided tensor is its own only component.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):  # of NestedTensor, DTensor, and subclasses of the user's
+        names, _ = tensor.__tensor_flatten__()
+        return [part for name in names for part in components_of(getattr(tensor, name).detach())]
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        held = [each for each in vars(tensor).values() if isinstance(each, torch.Tensor)]
+        return [part for each in (*held, *_own_memory(tensor)) for part in components_of(each)]
+    if tensor.is_nested:
+        return [part for each in tensor.unbind() for part in components_of(each)]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.layout != torch.strided:  # of another backend
+        return [tensor.to_dense()]
+    return [tensor.int_repr()] if tensor.is_quantized else [tensor]
+
+
+def _own_memory(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the values of a subclass's own memory, as a plain tensor; nothing if it stands for other tensors."""
+    if stands_for_others(type(tensor)):
+        return []
+    with torch._C.DisableTorchFunctionSubclass():
+        return [tensor.as_subclass(torch.Tensor)]

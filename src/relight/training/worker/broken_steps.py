@@ -8,7 +8,7 @@ import torch.distributed as dist
 from relight.core.worker import actions as act
 from relight.core.worker.events import Interrupted, StepLeft
 from relight.errors import StepInterrupted, UsageError
-from relight.training.carried.code.source import is_user_file
+from relight.training.script_files import is_script_file
 from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.position import show_position
@@ -115,7 +115,7 @@ class BrokenSteps:
 def _line_of(error: BaseException) -> str:
     """Return the line of the script at which an exception came up, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if is_user_file(frame.filename)]
+    lines = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames if is_script_file(frame.filename)]
     return lines[-1] if lines else ""
 
 

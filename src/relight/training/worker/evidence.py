@@ -16,6 +16,7 @@ import xxhash
 from torch import nn
 
 from relight.training.process.runtime import Runtime
+from relight.training.script_files import is_script_file
 from relight.training.state.tracked import TrackedState
 from relight.training.worker.tracing import OperationTrace
 from relight.transfer.io.codec import host_copy, local_part, raw_bytes
@@ -135,8 +136,8 @@ def names_of(frame: FrameType | None) -> dict[str, str]:
     home = os.path.dirname(os.path.abspath(frame.f_code.co_filename)) + os.sep
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        beside = isinstance(path, str) and os.path.abspath(path).startswith(home) and "site-packages" not in path
-        if beside and not str(path).startswith(_HOME) and vars(module) is not frame.f_globals:
+        beside = isinstance(path, str) and os.path.abspath(path).startswith(home) and is_script_file(path)
+        if beside and vars(module) is not frame.f_globals:
             scopes.append((f"{name}.", vars(module)))
     for prefix, scope in scopes:
         for name, value in list(scope.items()):

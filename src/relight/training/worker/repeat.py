@@ -18,6 +18,7 @@ from relight.training.state.tracked import TrackedState
 from relight.transfer.io.codec import Flat, local_part, tensor_digests
 
 _NAMED = 3  # tensors, in the message
+_GRADIENT = "the gradient of "
 
 
 class RepeatCheck:
@@ -66,7 +67,7 @@ class RepeatCheck:
         if not self._worker.wrote:
             for (owner, name), parameter in state.slots.parameters.items():
                 if parameter.grad is not None:
-                    found[f"the gradient of {owner}.{name}"] = _digest(local_part(parameter.grad))
+                    found[f"{_GRADIENT}{owner}.{name}"] = _digest(local_part(parameter.grad))
         return found
 
     def _compare(self, first: Mapping[str, int], second: Mapping[str, int]) -> None:
@@ -74,6 +75,12 @@ class RepeatCheck:
         different += [path for path in first if path not in second]
         if not different:
             return
+        if all(path.startswith(_GRADIENT) for path in different):
+            raise UsageError(
+                f"step {self._worker.version} adds to the gradients that the step before has left, and a recovery "
+                "throws gradients away. Accumulate inside one step: relight.Training(accumulate=K) gives the block a "
+                "list of K batches, and the optimizer steps once at its end (docs/TRAINING.md)"
+            )
         more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
         raise UsageError(
             f"step {self._worker.version} was computed twice from the same start, and ended with other bits in "

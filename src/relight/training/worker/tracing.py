@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from relight.training.script_files import is_script_file
 from relight.training.torch_private.tensors import tree_leaves
 from relight.training.worker import writes
 from relight.wire.evidence import Operation
@@ -27,7 +28,6 @@ class OperationTrace(TorchFunctionMode):
         super().__init__()
         self._digest = digest
         self._home = home
-        self._installed = os.path.dirname(torch.__file__) + os.sep
         self.operations: list[Operation] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,7 +60,7 @@ class OperationTrace(TorchFunctionMode):
             path = frame.f_code.co_filename
             if path.startswith(self._home) and path != _WRITES:  # that one calls what the script calls
                 return ""
-            if not path.startswith((self._home, self._installed, "<")) and "site-packages" not in path:
+            if is_script_file(path):
                 return f"{os.path.basename(path)}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         return ""

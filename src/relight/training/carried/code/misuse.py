@@ -1,15 +1,24 @@
-"""Scripts that are refused for what their code shows: `steps()` in a loop, accumulation by hand, a `yield` inside."""
+"""Scripts that are refused for what their code shows: two loops of steps, accumulation by hand, a `yield` inside."""
 
 import ast
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import FrameType, FunctionType
 
 from relight.training.carried.code import source
 from relight.training.carried.code.iteration import iteration_of
 
 _COUNTING = (zip, itertools.islice, itertools.zip_longest, itertools.chain, itertools.takewhile)
+
+
+def another_loop(frame: FrameType, built_at: Sequence[tuple[str, int]]) -> str | None:
+    """How the script of `frame`, which calls `training.steps()`, calls it again, in words for a message; or None."""
+    if place := loops_around(frame, built_at):
+        return f"stands inside another loop ({place})"
+    if place := loop_after(frame):
+        return f"is called a second time, for the loop in {place}"
+    return None
 
 
 def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> str | None:
@@ -33,6 +42,44 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
                 continue
             return f"{source.short(here.f_code.co_filename)}:{loop.lineno}"
     return None
+
+
+def loop_after(frame: FrameType) -> str | None:
+    """FILE:LINE of a second loop of steps, which the script certainly comes to after this one; or None.
+
+    `frame` is the one that calls `training.steps()`. The second loop may stand in a function that a caller calls next.
+    """
+    for here in source.user_frames(frame):
+        node = source.node_of(here.f_code)
+        if node is None or isinstance(node, ast.Lambda):
+            continue
+        for body, at in reversed(source.way_to(source.body_of(node), here.f_lineno)):
+            for statement in body[at + 1 :]:
+                if isinstance(statement, _LEAVES):
+                    return None
+                if _steps_through(statement) or any(map(_steps_through, _called_by(statement, here))):
+                    return f"{source.short(here.f_code.co_filename)}:{statement.lineno}"
+    return None
+
+
+_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+
+
+def _steps_through(statement: ast.stmt) -> bool:
+    """Whether a statement is a loop over `training.steps(until=...)`."""
+    over = statement.iter if isinstance(statement, ast.For) else None
+    is_named_so = isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr == "steps"
+    return is_named_so and any(keyword.arg == "until" for keyword in over.keywords)  # type: ignore[union-attr]
+
+
+def _called_by(statement: ast.stmt, frame: FrameType) -> list[ast.stmt]:
+    """The statements of a function of the script that a statement calls; of one that makes no new job."""
+    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return []
+    function = frame.f_locals.get(call.func.id, frame.f_globals.get(call.func.id))
+    node = source.node_of(function.__code__) if isinstance(function, FunctionType) else None
+    return source.body_of(node)
 
 
 def takes_steps_in(frame: FrameType, called_at: Sequence[tuple[str, int]]) -> str | None:

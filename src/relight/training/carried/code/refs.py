@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.carried.code.source import is_user_file
+from relight.training.script_files import is_script_file
 from relight.training.torch_private.modules import modules_in, tables_in
 
 Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
@@ -79,7 +79,7 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
         return Ref(("of", base.key, name), UNKNOWN, (*base.place, ("attribute", name, "")) if base.place else None)
     if isinstance(owner, types.ModuleType):
         value = vars(owner).get(name, UNKNOWN)
-        is_own = is_user_file(getattr(owner, "__file__", None) or "")
+        is_own = is_script_file(getattr(owner, "__file__", None) or "")
         if not is_own and not isinstance(value, (_Unknown, int, float, str, type(None))):
             return Ref(None, value)  # a library's: os.environ, sys.path
         return Ref(("global", owner.__name__, name), value, (("module", owner.__name__, name),))
@@ -198,7 +198,7 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
         return None
     if isinstance(value, nn.Module):
         inner = modules_in(value).get("module")
-        if inner is not None and not is_user_file(_file_of(type(value))):
+        if inner is not None and not is_script_file(_file_of(type(value))):
             value, target = inner, Ref(None, inner)  # a wrapper: DistributedDataParallel
         return _if_user(inspect.getattr_static(type(value), "forward", None), target)
     return _if_user(inspect.getattr_static(type(value), "__call__", None), target)
@@ -206,7 +206,7 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
 
 def _unwrapped(function: Any) -> Any:
     """The function of the user's that decorators of libraries run: `torch.no_grad()`, a scheduler around a step."""
-    while isinstance(function, types.FunctionType) and not is_user_file(function.__code__.co_filename):
+    while isinstance(function, types.FunctionType) and not is_script_file(function.__code__.co_filename):
         inner = getattr(function, "__wrapped__", None)
         if inner is None:
             break
@@ -227,7 +227,7 @@ def own_method(owner: Any, name: str) -> types.FunctionType | None:
         return None
     function = inspect.getattr_static(type(owner), name, None)
     return (
-        function if isinstance(function, types.FunctionType) and is_user_file(function.__code__.co_filename) else None
+        function if isinstance(function, types.FunctionType) and is_script_file(function.__code__.co_filename) else None
     )
 
 
@@ -238,7 +238,7 @@ def own_accessor(owner: Any, name: str, kind: str) -> types.FunctionType | None:
     found = inspect.getattr_static(type(owner), name, None)
     function = getattr(found, kind, None) if isinstance(found, property) else None
     return (
-        function if isinstance(function, types.FunctionType) and is_user_file(function.__code__.co_filename) else None
+        function if isinstance(function, types.FunctionType) and is_script_file(function.__code__.co_filename) else None
     )
 
 
@@ -275,7 +275,7 @@ def container_behind(value: Any) -> tuple[Any, str]:
 
 
 def _if_user(function: Any, receiver: Ref | None) -> Callee | None:
-    if not isinstance(function, types.FunctionType) or not is_user_file(function.__code__.co_filename):
+    if not isinstance(function, types.FunctionType) or not is_script_file(function.__code__.co_filename):
         return None
     return Callee(function, receiver)
 
@@ -292,12 +292,12 @@ def _look_up_file(kind: type) -> str:
         return inspect.getfile(kind)
     except (TypeError, OSError):
         files = [m.__code__.co_filename for m in vars(kind).values() if isinstance(m, types.FunctionType)]
-        return next((name for name in files if is_user_file(name)), "")
+        return next((name for name in files if is_script_file(name)), "")
 
 
 def is_user_type(kind: type) -> bool:
     """Whether a class is the user's own."""
-    return is_user_file(_file_of(kind))
+    return is_script_file(_file_of(kind))
 
 
 def is_generator(value: Any) -> bool:
@@ -313,7 +313,7 @@ def is_iterator(value: Any) -> bool:
     if value is UNKNOWN or not isinstance(value, Iterator):
         return False
     code = getattr(value, "gi_code", None)
-    return code is None or is_user_file(code.co_filename)
+    return code is None or is_script_file(code.co_filename)
 
 
 def has_contents(value: Any) -> bool:

@@ -7,41 +7,21 @@ compiler) has no answer: None.
 import ast
 import functools
 import linecache
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
 from relight.training.carried.code.normal import in_usual_words
+from relight.training.script_files import is_script_file
 
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators
-_LIBRARIES = tuple(
-    str(Path(path).resolve()) + "/"
-    for name, path in sysconfig.get_paths().items()
-    if name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 _OWN = str(Path(__file__).parents[2]) + "/"
-_PACKAGE = str(Path(__file__).parents[3]) + "/"
-
-
-@functools.cache
-def is_user_file(name: str) -> bool:
-    """Whether a file belongs to the user: not to Python, an installed package, or relight."""
-    if not name or name.startswith("<"):
-        return False
-    path = str(Path(name).resolve())
-    return not path.startswith(_LIBRARIES) and not is_file_of_relight(name) and "/site-packages/" not in path
-
-
-def is_file_of_relight(name: str) -> bool:
-    """Whether a file is part of relight, an integration for example."""
-    return str(Path(name).resolve()).startswith(_PACKAGE)
 
 
 def is_user_frame(frame: FrameType) -> bool:
-    return is_user_file(frame.f_code.co_filename)
+    return is_script_file(frame.f_code.co_filename)
 
 
 def user_frames(frame: FrameType | None) -> Iterator[FrameType]:

@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 
 from relight.errors import UsageError
-from relight.training.carried.code.source import is_user_file
 from relight.training.carried.finding.kept import Kept
 from relight.training.carried.values.trees import name_of
+from relight.training.script_files import is_script_file
 
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _CHOOSE = "make all of them before the loop, and choose in each step: `{0} = late if step.number >= 1000 else early`"
@@ -46,7 +46,7 @@ def of_counter(one: Kept) -> UsageError:
 def of_iterator(one: Kept, value: Any) -> UsageError:
     """An iterator that a step goes on with. A generator of the user's may hold anything, data or a schedule."""
     instead = "hand over the data (relight.Training(data=...)), or fetch it by step.number"
-    if isinstance(value, GeneratorType) and is_user_file(value.gi_code.co_filename):
+    if isinstance(value, GeneratorType) and is_script_file(value.gi_code.co_filename):
         instead = (
             f"if it yields data, {instead}; if it computes something from step to step (a learning rate), write it as "
             "a class that keeps its variables as attributes, which are carried, or as a function of step.number"

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from relight.training.carried.code.refs import Place, describe, is_iterator
-from relight.training.carried.code.source import is_file_of_relight, short
+from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.places import MISSING
@@ -16,6 +16,7 @@ from relight.training.carried.reading.names import Found, names_of
 from relight.training.carried.values.tree_writer import write_down
 from relight.training.carried.values.trees import Unsupported, name_of
 from relight.training.carried.values.values import kind_of
+from relight.training.script_files import is_file_of_relight
 
 
 class Search:

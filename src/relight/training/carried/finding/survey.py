@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from relight.training.carried.code.refs import Place, is_added, is_own_optimizer, is_user_type
-from relight.training.carried.code.source import is_user_file
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.values.parts import Parts, is_part
 from relight.training.carried.values.states import generator_state, stream_state
@@ -25,6 +24,7 @@ from relight.training.carried.values.values import (
     members_in,
     remember,
 )
+from relight.training.script_files import is_script_file
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, modules_in, parameters_in
@@ -130,9 +130,11 @@ class Survey:
     def _glance(self, value: Any) -> Any:
         """A mark that tells whether the value changes, and puts it back unless it is large."""
         kind = kind_of(value)
+        if kind == "opaque" and isinstance(value, torch.Tensor):
+            return Mark("version", value, None if value.is_inference() else version_of(value))
         if kind in ("tensor", "array"):
             is_copied = value.nbytes <= min(_BYTES, self._left)
-            if kind == "tensor" and (value.layout is not torch.strided or not is_copied):
+            if kind == "tensor" and not is_copied:
                 return Mark("version", value, None if value.is_inference() else version_of(value))
             if not is_copied:
                 return Mark("version", value, None)
@@ -159,7 +161,7 @@ class Survey:
         if isinstance(value, types.MethodType):
             self._look_later((*place, ("attribute", "__self__", "")), value.__self__, depth + 1)
             value = value.__func__
-        if isinstance(value, types.FunctionType) and is_user_file(value.__code__.co_filename):
+        if isinstance(value, types.FunctionType) and is_script_file(value.__code__.co_filename):
             for name, one in vars(value).items():
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -268,7 +270,7 @@ def trace(value: Any, is_part: Callable[[Any], bool] = lambda _: False, depth: i
         return repr(value) if isinstance(value, (float, complex)) else value
     if kind == "tensor" and is_part(value):
         return id(value)
-    if kind == "tensor":
+    if isinstance(value, torch.Tensor):
         gradient = gradient_of(value)
         own = None if gradient is None else (id(gradient), version_of(gradient))
         return id(value), -1 if value.is_inference() else version_of(value), own

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from relight.training.carried.code.refs import UNKNOWN, Key, Place, Ref, has_contents
+from relight.training.torch_private.tensors import is_plain_memory
 from relight.transfer.io.codec import local_part
 
 Use = frozenset[Key] | None  # what a value that is read goes into; None: something that has an effect
@@ -173,7 +174,8 @@ def _ids_in(value: Any, depth: int) -> Iterator[int]:
     """The ids of a container and of the containers in it; of tensors where they lie, since they may be views."""
     if value is UNKNOWN or not has_contents(value):
         return
-    yield local_part(value).untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else id(value)
+    own = local_part(value) if isinstance(value, torch.Tensor) else None
+    yield id(value) if own is None or not is_plain_memory(own) else own.untyped_storage().data_ptr()
     if depth and isinstance(value, (list, dict)) and len(value) <= _MOST:
         for one in list(value.values() if isinstance(value, dict) else value):
             yield from _ids_in(one, depth - 1)

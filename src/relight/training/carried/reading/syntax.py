@@ -26,7 +26,8 @@ SHOWING = frozenset(
 )
 VIEWS = frozenset(  # methods of tensors and arrays whose result shares their memory
     "view reshape flatten ravel squeeze unsqueeze t transpose permute narrow select detach expand diagonal unbind "
-    "chunk split numpy view_as unflatten swapaxes".split()
+    "chunk split numpy view_as unflatten swapaxes "
+    "values _values indices _indices crow_indices col_indices get_data get_mask int_repr".split()  # of odd layouts
 )
 SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
 NO_NAME = ast.Name("", ast.Load())

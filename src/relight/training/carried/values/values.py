@@ -29,7 +29,7 @@ from relight.training.carried.values.states import (
 )
 from relight.training.state.modules.averages import same_bits
 from relight.training.torch_private.mesh import is_distributed
-from relight.training.torch_private.tensors import version_of
+from relight.training.torch_private.tensors import is_plain_memory, version_of
 from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import overlaps, with_strides
 
@@ -78,6 +78,8 @@ def kind_of(value: Any) -> str:
     found = _kinds.get(kind)
     if found is None:
         found = _kinds[kind] = kind_of_type(kind)
+    if found == "tensor":
+        return found if is_plain_memory(value) or is_distributed(value) else "opaque"
     return "objects" if found == "array" and value.dtype.kind == "O" and value.ndim else found
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.tensors import is_plain_memory
+
 MOST_BYTES = 2**20  # of one value that is kept beside the position page in every step
 EXCERPT_BYTES = 2**16  # of a container that is compared in a job's first steps
 _DEQUE = "\x01deque"
@@ -21,7 +24,7 @@ def plain_bytes(value: Any, most: int = MOST_BYTES) -> int | None:
         return None if isinstance(value, complex) else 8 + (len(value) if isinstance(value, (str, bytes)) else 0)
     size = 16
     if isinstance(value, torch.Tensor):
-        if value.requires_grad or value.grad_fn is not None or value.is_sparse or value.is_meta:
+        if value.requires_grad or value.grad_fn is not None or value.is_meta or not _has_bytes(value):
             return None
         size += value.nbytes
     elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
@@ -43,6 +46,10 @@ def plain_bytes(value: Any, most: int = MOST_BYTES) -> int | None:
     else:
         return None
     return size if size <= most else None
+
+
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    return is_plain_memory(tensor) or is_distributed(tensor)
 
 
 def is_mutable(value: Any) -> bool:

@@ -1,0 +1,81 @@
+"""The files that belong to the script: not to Python, to an installed package, or to relight.
+
+Training code is often installed itself (`pip install .` in an image, then `relight run -m acme.train`). The package
+that calls `relight.Training` and asks for steps is therefore the script's own, wherever it lies.
+"""
+
+import functools
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+_PYTHON = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))
+_PACKAGES = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("purelib", "platlib"))
+_NAMES = ("/site-packages/", "/dist-packages/")  # of directories that packages are installed into
+_RELIGHT = str(Path(__file__).parents[1].resolve()) + "/"
+_adopted: set[str] = set()  # packages, or modules that are one file, that are the script's own
+
+
+@functools.cache
+def is_script_file(name: str) -> bool:
+    """Return whether a file belongs to the script."""
+    if not name or name.startswith("<"):
+        return False
+    path = str(Path(name).resolve())
+    if is_file_of_relight(path):
+        return False
+    root = _root_of_packages(path)
+    if root:
+        return _package_of(path, root) in _adopted
+    return not path.startswith(_PYTHON)
+
+
+@functools.cache
+def is_file_of_relight(name: str) -> bool:
+    """Return whether a file is part of relight, an integration for example."""
+    return str(Path(name).resolve()).startswith(_RELIGHT)
+
+
+@functools.cache
+def is_script_module(name: str) -> bool:
+    """Return whether a module, by its name, belongs to the script; also one that has no file."""
+    if name in ("__main__", "__mp_main__"):
+        return True
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is None or is_script_file(file)
+
+
+def adopt_caller(frame: FrameType | None) -> None:
+    """Count the installed package whose code calls relight, if it is one, as the script's own."""
+    while frame is not None and frame.f_code.co_filename.startswith("<"):
+        frame = frame.f_back
+    if frame is None:
+        return
+    path = str(Path(frame.f_code.co_filename).resolve())
+    root = _root_of_packages(path)
+    if not root or is_file_of_relight(path) or (package := _package_of(path, root)) in _adopted:
+        return
+    _adopted.add(package)
+    is_script_file.cache_clear()
+    is_script_module.cache_clear()
+
+
+def _root_of_packages(path: str) -> str:
+    """Return the directory of installed packages that a file lies in; empty: in none."""
+    for root in _PACKAGES:
+        if path.startswith(root):
+            return root
+    ends = [at + len(name) for name in _NAMES if (at := path.rfind(name)) >= 0]
+    return path[: max(ends)] if ends else ""
+
+
+def _package_of(path: str, root: str) -> str:
+    """Return the directory of a file's outermost package, or the file itself if it is a module in no package."""
+    first, *inner = Path(path).relative_to(root).parts
+    home = Path(root, first)
+    while len(inner) > 1 and not (home / "__init__.py").exists():  # namespaces, which several packages share
+        home /= inner.pop(0)
+    return str(home)
