@@ -116,6 +116,8 @@ class Survey:
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
         if kind in ("list", "tuple", "dict", "deque") and _holds_objects(value):
+            if place[0][0] == "inner":  # no code shows that a layer assigns another one
+                self.found[place] = id(value) if self._traces else Mark("opaque", value, None)
             if id(value) in self._seen or len(value) > _FEW:
                 return
             self._seen.add(id(value))

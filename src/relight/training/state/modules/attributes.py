@@ -23,7 +23,15 @@ from torch.nn.parameter import is_lazy
 
 from relight.errors import UsageError
 from relight.training.state.modules.hooks import HookLog
-from relight.training.state.modules.plain_values import EXCERPT_BYTES, is_mutable, pack, plain_bytes, put_back, unpack
+from relight.training.state.modules.plain_values import (
+    EXCERPT_BYTES,
+    MOST_BYTES,
+    is_mutable,
+    pack,
+    plain_bytes,
+    put_back,
+    unpack,
+)
 from relight.training.state.modules.slots import memory_of
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, parameters_in, tables_in
@@ -187,7 +195,8 @@ class AttributeLog:
             module, name = self._paths[key[0]][1], key[1]
             if name in _NO_STATE or name not in vars(module):
                 continue
-            if self._is_state(module, name, vars(module)[name]):
+            _refuse_what_is_not_kept(module, self._path(key), name, vars(module)[name])
+            if _is_state(module, name, vars(module)[name]):
                 self._state[self._path(key)] = key
         self._compare_containers()
 
@@ -222,7 +231,7 @@ class AttributeLog:
     def private(self) -> dict[str, Any]:
         """Return the values of all attributes that are state, by their paths; only plain values."""
         values = {path: self._value(key) for path, key in sorted(self._state.items())}
-        plain = {path: value for path, value in values.items() if plain_bytes(value) is not None}
+        plain = {path: value for path, value in values.items() if plain_bytes(value, in_graphs=True) is not None}
         return {path: pack(value) for path, value in plain.items() if not self._is_view(value)}
 
     def number(self) -> int:
@@ -284,17 +293,29 @@ class AttributeLog:
         except UsageError:
             return b""
 
-    @staticmethod
-    def _is_state(module: nn.Module, name: str, value: Any) -> bool:
-        """Whether an attribute that a step assigned is of use to the next one.
 
-        A tensor that no method reads before it assigns it is a mere result.
-        """
-        if plain_bytes(value) is None:
-            return False
-        if isinstance(value, (torch.Tensor, list, dict, tuple, set, collections.deque)):
-            return any(reads_first(method, name) for method in _methods(type(module)))  # type: ignore[arg-type] # a class can be hashed
-        return True
+def _refuse_what_is_not_kept(module: nn.Module, path: str, name: str, value: Any) -> None:
+    """Raise UsageError for a tensor that one method reads and assigns, and that is too large or not dense."""
+    if not isinstance(value, torch.Tensor) or plain_bytes(value, in_graphs=True) is not None or value.is_meta:
+        return
+    if any(reads_first(method, name) and _assigns(method, name) for method in _methods(type(module))):  # type: ignore[arg-type] # a class can be hashed
+        raise UsageError(
+            f"{path.replace('/', '.')}: a step reads this attribute and assigns it a tensor that is not dense, or "
+            f"larger than {MOST_BYTES >> 20} MiB, and a replacement would not get it. Make it a buffer: "
+            f"self.register_buffer({name!r}, ...), of a sparse tensor its indices and values"
+        )
+
+
+def _is_state(module: nn.Module, name: str, value: Any) -> bool:
+    """Return whether an attribute that a step assigned is of use to the next one.
+
+    A tensor that no method reads before it assigns it is a mere result.
+    """
+    if plain_bytes(value, in_graphs=True) is None:
+        return False
+    if isinstance(value, (torch.Tensor, list, dict, tuple, set, collections.deque)):
+        return any(reads_first(method, name) for method in _methods(type(module)))  # type: ignore[arg-type] # a class can be hashed
+    return True
 
 
 def reads_first(method: FunctionType | CodeType, attribute: str) -> bool:
@@ -320,6 +341,10 @@ def reads_first(method: FunctionType | CodeType, attribute: str) -> bool:
         if "IF_" in one.opname or not one.opname.startswith(("JUMP", "RETURN_V", "RETURN_C", "RAISE", "RERAISE")):
             left.append((number + 1, is_assigned))
     return False
+
+
+def _assigns(method: FunctionType, attribute: str) -> bool:
+    return any(one.opname == "STORE_ATTR" and one.argval == attribute for one in dis.get_instructions(method))
 
 
 @functools.cache

@@ -12,30 +12,33 @@ from relight.training.torch_private.tensors import is_plain_memory
 MOST_BYTES = 2**20  # of one value that is kept beside the position page in every step
 EXCERPT_BYTES = 2**16  # of a container that is compared in a job's first steps
 _DEQUE = "\x01deque"
+_LEAF = "\x01leaf"  # that requires a gradient
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
 
 
-def plain_bytes(value: Any, most: int = MOST_BYTES) -> int | None:
+def plain_bytes(value: Any, most: int = MOST_BYTES, *, in_graphs: bool = False) -> int | None:
     """About how many bytes a value takes; None if it is no plain value, or takes more than `most`.
 
-    Plain are numbers, strings, None, tensors outside of any graph, NumPy arrays, and containers of these.
+    Plain are numbers, strings, None, tensors outside of any graph, NumPy arrays, and containers of these. With
+    `in_graphs` also the values of tensors in a graph, which `pack` takes without it.
     """
     if isinstance(value, _SCALARS):
         return None if isinstance(value, complex) else 8 + (len(value) if isinstance(value, (str, bytes)) else 0)
     size = 16
     if isinstance(value, torch.Tensor):
-        if value.requires_grad or value.grad_fn is not None or value.is_meta or not _has_bytes(value):
+        in_graph = value.requires_grad or value.grad_fn is not None
+        if (in_graph and not in_graphs) or value.is_meta or not _has_bytes(value):
             return None
         size += value.nbytes
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+    elif isinstance(value, (list, set, frozenset, collections.deque)) or type(value) is tuple:
         for member in value:
-            part = plain_bytes(member, most - size)
+            part = plain_bytes(member, most - size, in_graphs=in_graphs)
             if part is None:
                 return None
             size += part
     elif isinstance(value, dict):
         for key, member in value.items():
-            parts = plain_bytes(key, most - size), plain_bytes(member, most - size)
+            parts = [plain_bytes(one, most - size, in_graphs=in_graphs) for one in (key, member)]
             if parts[0] is None or parts[1] is None:
                 return None
             size += parts[0] + parts[1]
@@ -71,13 +74,16 @@ def pack(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: pack(member) for key, member in value.items()}
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        copy = value.detach().clone()
+        return {_LEAF: copy} if value.requires_grad and value.is_leaf else copy
     return value
 
 
 def unpack(tree: Any) -> Any:
     """The inverse of `pack`."""
     if isinstance(tree, dict):
+        if _LEAF in tree:
+            return tree[_LEAF].requires_grad_()
         if _DEQUE in tree:
             return collections.deque((unpack(member) for member in tree[_DEQUE]), tree["maxlen"])
         return {key: unpack(member) for key, member in tree.items()}
@@ -96,7 +102,8 @@ def put_back(mine: Any, value: Any, shared: Callable[[torch.Tensor], bool] = lam
     if mine is value:
         return mine
     if isinstance(mine, torch.Tensor) and isinstance(value, torch.Tensor):
-        if mine.shape == value.shape and mine.dtype == value.dtype:
+        in_graph = mine.requires_grad or value.requires_grad
+        if mine.shape == value.shape and mine.dtype == value.dtype and not in_graph:
             with torch.no_grad():
                 mine.copy_(value)
             return mine
