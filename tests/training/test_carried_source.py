@@ -120,6 +120,9 @@ AFTER = {
     "a branch, and a loop after it": ("if True:\n" + indent(_LOOP, " ") + _LOOP, 5),
     "in a branch later": (_LOOP + "if True:\n" + indent(_LOOP, " "), None),
     "after the script's end": ("def main():\n" + indent(_LOOP + "return\n" + _LOOP, " ") + "main()", None),
+    "a branch that may return": ("def main():\n" + indent(_LOOP + "if x:\n return\n" + _LOOP, " ") + "main()", None),
+    "a loop that may return": ("def main():\n" + indent(_LOOP + "  return\n" + _LOOP, " ") + "main()", None),
+    "a function between them that returns": (_LOOP + "def f():\n return 1\n" + _LOOP, 6),
     "steps of another thing": (_LOOP + "for x in env.steps(3):\n pass", None),
 }
 

@@ -35,7 +35,8 @@ def frame_in(path: Path) -> FrameType:
     path.write_text("import sys\ndef train():\n    return sys._getframe()\n")
     names: dict[str, Any] = {}
     exec(compile(path.read_text(), str(path), "exec"), names)
-    return names["train"]()  # type: ignore[no-any-return]
+    frame: FrameType = names["train"]()
+    return frame
 
 
 @pytest.mark.parametrize("home", ["lib/python3.11/site-packages", "lib/python3/dist-packages"])

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import enum
 import fractions
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,10 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import relight
 from tests.idioms.digest import finish
 
-Pair = collections.namedtuple("Pair", "a b")  # noqa: PYI024
+
+class Pair(NamedTuple):
+    a: object
+    b: float
 
 
 class Mode(enum.Enum):

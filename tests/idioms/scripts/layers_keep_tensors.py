@@ -1,4 +1,4 @@
-"""Layers keep tensors in plain attributes from step to step: with a graph, large, requiring gradients, or sparse."""
+"""Layers keep tensors in plain attributes from step to step: with their graph, without one, or requiring gradients."""
 
 # ranks: 2
 import torch
@@ -22,7 +22,7 @@ class Graph(nn.Module):
         return self.hidden
 
 
-class Large(nn.Module):
+class Bank(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
@@ -49,10 +49,10 @@ class Leaf(nn.Module):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.graph, self.large, self.leaf = Graph(), Large(), Leaf()
+        self.graph, self.bank, self.leaf = Graph(), Bank(), Leaf()
 
     def forward(self, x):
-        return self.graph(x), self.large(x), self.leaf(x)
+        return self.graph(x), self.bank(x), self.leaf(x)
 
 
 def main():
@@ -67,7 +67,7 @@ def main():
             optimizer.zero_grad()
             sum((out - 1).square().mean() for out in model(x)).backward()
             optimizer.step()
-    finish(job, graph=net.graph.state_dict(), large=net.large.state_dict(), leaf=net.leaf.state_dict())
+    finish(job, graph=net.graph.state_dict(), bank=net.bank.state_dict(), leaf=net.leaf.state_dict())
 
 
 if __name__ == "__main__":

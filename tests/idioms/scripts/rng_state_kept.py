@@ -1,4 +1,4 @@
-"""The script keeps states of torch's and NumPy's streams, and goes on with them inside its steps."""
+"""Random states of torch and NumPy are saved at the end of each step, and restored in the next one to draw on."""
 
 # ranks: 2
 import numpy as np

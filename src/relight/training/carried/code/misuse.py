@@ -13,7 +13,10 @@ _COUNTING = (zip, itertools.islice, itertools.zip_longest, itertools.chain, iter
 
 
 def another_loop(frame: FrameType, built_at: Sequence[tuple[str, int]]) -> str | None:
-    """How the script of `frame`, which calls `training.steps()`, calls it again, in words for a message; or None."""
+    """Return words for a message that say where `training.steps()` would be called again, or None.
+
+    `frame` is the one that calls it now; `built_at` as for `loops_around`.
+    """
     if place := loops_around(frame, built_at):
         return f"stands inside another loop ({place})"
     if place := loop_after(frame):
@@ -48,38 +51,45 @@ def loop_after(frame: FrameType) -> str | None:
     """FILE:LINE of a second loop of steps, which the script certainly comes to after this one; or None.
 
     `frame` is the one that calls `training.steps()`. The second loop may stand in a function that a caller calls next.
+    A `return` on the way there, also in a branch, makes it uncertain.
     """
     for here in source.user_frames(frame):
         node = source.node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
             continue
         for body, at in reversed(source.way_to(source.body_of(node), here.f_lineno)):
+            if _may_return(body[at]):
+                return None
             for statement in body[at + 1 :]:
-                if isinstance(statement, _LEAVES):
-                    return None
                 if _steps_through(statement) or any(map(_steps_through, _called_by(statement, here))):
                     return f"{source.short(here.f_code.co_filename)}:{statement.lineno}"
+                if isinstance(statement, (ast.Raise, ast.Break, ast.Continue)) or _may_return(statement):
+                    return None
     return None
 
 
-_LEAVES = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+def _may_return(statement: ast.AST) -> bool:
+    """Return whether a statement may leave the function that it stands in before its end."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        return False
+    return isinstance(statement, ast.Return) or any(map(_may_return, ast.iter_child_nodes(statement)))
 
 
 def _steps_through(statement: ast.stmt) -> bool:
-    """Whether a statement is a loop over `training.steps(until=...)`."""
-    over = statement.iter if isinstance(statement, ast.For) else None
-    is_named_so = isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr == "steps"
-    return is_named_so and any(keyword.arg == "until" for keyword in over.keywords)  # type: ignore[union-attr]
+    """Return whether a statement is a loop over `training.steps(until=...)`."""
+    match statement:
+        case ast.For(iter=ast.Call(func=ast.Attribute(attr="steps"), keywords=keywords)):
+            return any(keyword.arg == "until" for keyword in keywords)
+    return False
 
 
 def _called_by(statement: ast.stmt, frame: FrameType) -> list[ast.stmt]:
-    """The statements of a function of the script that a statement calls; of one that makes no new job."""
-    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        return []
-    function = frame.f_locals.get(call.func.id, frame.f_globals.get(call.func.id))
-    node = source.node_of(function.__code__) if isinstance(function, FunctionType) else None
-    return source.body_of(node)
+    """Return the statements of the script's function that a statement calls; none if it calls no such function."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name))) | ast.Assign(value=ast.Call(func=ast.Name(id=name))):
+            function = frame.f_locals.get(name, frame.f_globals.get(name))
+            return source.body_of(source.node_of(function.__code__) if isinstance(function, FunctionType) else None)
+    return []
 
 
 def takes_steps_in(frame: FrameType, called_at: Sequence[tuple[str, int]]) -> str | None:

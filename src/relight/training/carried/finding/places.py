@@ -6,7 +6,6 @@ import functools
 import inspect
 import sys
 import types
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import CellType, CodeType, FrameType
 from typing import Any
@@ -183,9 +182,7 @@ class DictSpot(Spot):
             return MISSING
 
     def set(self, value: Any) -> None:
-        if value is not MISSING and isinstance(self._names, (list, deque)) and self._name == len(self._names):
-            self._names.append(value)  # the member after those that were put in before
-        elif value is not MISSING:
+        if value is not MISSING:
             self._names[self._name] = value
         elif isinstance(self._names, dict):
             self._names.pop(self._name, None)

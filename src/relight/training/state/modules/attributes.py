@@ -189,13 +189,18 @@ class AttributeLog:
                 tables[name] = put_back(tables[name], copy.deepcopy(value), self._is_view)
 
     def notice(self) -> None:
-        """Find, in front of the barrier, which of the changed attributes are state."""
+        """Find, in front of the barrier, which of the changed attributes are state.
+
+        Raises UsageError for one that is, and cannot be kept.
+        """
+        for key, (_, before) in self._before.items():
+            if isinstance(before, torch.Tensor):
+                _refuse_what_is_not_kept(self._paths[key[0]][1], self._path(key), before, self._value(key))
         for key in [key for key in self._before if key not in self._looked_at]:
             self._looked_at.add(key)
             module, name = self._paths[key[0]][1], key[1]
             if name in _NO_STATE or name not in vars(module):
                 continue
-            _refuse_what_is_not_kept(module, self._path(key), name, vars(module)[name])
             if _is_state(module, name, vars(module)[name]):
                 self._state[self._path(key)] = key
         self._compare_containers()
@@ -294,14 +299,20 @@ class AttributeLog:
             return b""
 
 
-def _refuse_what_is_not_kept(module: nn.Module, path: str, name: str, value: Any) -> None:
-    """Raise UsageError for a tensor that one method reads and assigns, and that is too large or not dense."""
-    if not isinstance(value, torch.Tensor) or plain_bytes(value, in_graphs=True) is not None or value.is_meta:
+def _refuse_what_is_not_kept(module: nn.Module, path: str, before: torch.Tensor, value: Any) -> None:
+    """Raise UsageError for a tensor that takes another one's place in each step, and is too large or not dense.
+
+    One method must read and assign it. A cache is none: it is made once, or anew when it must be larger.
+    """
+    if not isinstance(value, torch.Tensor) or value.is_meta:
         return
-    if any(reads_first(method, name) and _assigns(method, name) for method in _methods(type(module))):  # type: ignore[arg-type] # a class can be hashed
+    if plain_bytes(value, in_graphs=True) is not None or not _same_size(before, value):
+        return
+    owner, _, name = path.rpartition("/")
+    if any(reads_first(method, name) and _assigns(method, name) for method in _methods_of(module)):
         raise UsageError(
-            f"{path.replace('/', '.')}: a step reads this attribute and assigns it a tensor that is not dense, or "
-            f"larger than {MOST_BYTES >> 20} MiB, and a replacement would not get it. Make it a buffer: "
+            f"{owner.strip('/').replace('/', '.')}.{name}: a step reads this attribute and assigns it a tensor that is "
+            f"not dense, or larger than {MOST_BYTES >> 20} MiB, and a replacement would not get it. Make it a buffer: "
             f"self.register_buffer({name!r}, ...), of a sparse tensor its indices and values"
         )
 
@@ -314,7 +325,7 @@ def _is_state(module: nn.Module, name: str, value: Any) -> bool:
     if plain_bytes(value, in_graphs=True) is None:
         return False
     if isinstance(value, (torch.Tensor, list, dict, tuple, set, collections.deque)):
-        return any(reads_first(method, name) for method in _methods(type(module)))  # type: ignore[arg-type] # a class can be hashed
+        return any(reads_first(method, name) for method in _methods_of(module))
     return True
 
 
@@ -343,8 +354,17 @@ def reads_first(method: FunctionType | CodeType, attribute: str) -> bool:
     return False
 
 
+def _same_size(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether tensors have one shape; nested ones, which have none, have as many rows."""
+    return one.size(0) == other.size(0) if one.is_nested and other.is_nested else one.shape == other.shape
+
+
 def _assigns(method: FunctionType, attribute: str) -> bool:
     return any(one.opname == "STORE_ATTR" and one.argval == attribute for one in dis.get_instructions(method))
+
+
+def _methods_of(module: nn.Module) -> tuple[FunctionType, ...]:
+    return _methods(type(module))  # type: ignore[arg-type] # a class can be hashed
 
 
 @functools.cache
