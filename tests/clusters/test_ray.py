@@ -110,7 +110,7 @@ class RayJob:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                if "relight.integrations.ray_keeper" in line and str(self.run_dir) in " ".join(line):
+                if "relight.integrations.ray.keeper" in line and str(self.run_dir) in " ".join(line):
                     found.setdefault(line[line.index("--node-rank") + 1] if "--node-rank" in line else "", process)
         return found
 
@@ -297,7 +297,7 @@ def test_nodes_that_ray_does_not_have_are_named(start: Callable[..., RayJob], tm
 
 def test_what_is_wrong_is_said_before_anything_is_started(tmp_path: Path) -> None:
     from relight.errors import UsageError
-    from relight.integrations import ray as integration
+    from relight.integrations.ray import jobs as integration
 
     script = str(PROGRAMS / "train.py")
     with pytest.raises(UsageError, match="Ray is not initialised"):

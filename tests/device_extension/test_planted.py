@@ -24,7 +24,7 @@ CALLS = {"synchronize", "synchronize_stream", "record_event", "mark", "pin", "ab
 OTHERS = {"self._layouts", "layout", "self._promise", "groups", "self._job", "self.links"}
 # Where relight waits, how often, and the tests that take it out: of this file, by the name of the bug, or of another.
 PLACES = {
-    ("integrations/weight_stream.py", "settle"): (1, "test_transfer.py"),
+    ("integrations/engines/weight_stream.py", "settle"): (1, "test_transfer.py"),
     ("training/job.py", "use"): (1, "test_survival.py: without it all ranks compute on the first device"),
     ("training/process/runtime.py", "synchronize"): (1, "those of its callers"),
     ("training/process/runtime.py", "synchronize_stream"): (1, "those of its callers"),

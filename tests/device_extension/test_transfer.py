@@ -22,8 +22,8 @@ from tests.transfer.hosts import blank, elsewhere, make_client, make_server, mak
 pytestmark = pytest.mark.late
 late = pytest.importorskip("tests.device_extension.late", reason="not built: make test-device", exc_type=ImportError)
 
-from relight.integrations import weight_stream  # noqa: E402 - the device is chosen once, when it is there
-from relight.integrations.weight_stream import entry_of, send_stream  # noqa: E402
+from relight.integrations.engines import weight_stream  # noqa: E402 - the device is chosen once, when it is there
+from relight.integrations.engines.weight_stream import entry_of, send_stream  # noqa: E402
 from relight.transfer.io.buffers import Buffer  # noqa: E402
 from relight.transfer.plan.division import ShardSpec, parts_of  # noqa: E402
 from relight.transfer.plan.manifest import Entry, make_manifest  # noqa: E402

@@ -21,9 +21,9 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
-import relight.integrations.lightning as integration
 from relight.integrations.lightning import FabricRelightStrategy, RelightStrategy
-from relight.integrations.lightning_refusals import refuse_unsupported
+from relight.integrations.lightning import strategy as integration
+from relight.integrations.lightning.refusals import refuse_unsupported
 
 
 class Holds(Callback):

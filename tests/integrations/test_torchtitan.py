@@ -159,7 +159,7 @@ def supported() -> Any:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refuses_by_name(name: str) -> None:
-    from relight.integrations.torchtitan_refusals import refuse_unsupported
+    from relight.integrations.torchtitan.refusals import refuse_unsupported
 
     config = supported()
     refuse_unsupported(config)

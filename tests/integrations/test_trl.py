@@ -91,7 +91,7 @@ def make_model(example: Any) -> Any:
 def test_trainers_that_generate_their_data_are_refused_by_name(tmp_path: Path) -> None:
     import trl
 
-    from relight.integrations.transformers import refuse_unsupported
+    from relight.integrations.transformers.trainer import refuse_unsupported
 
     example = load_example()
     args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[])

@@ -121,7 +121,7 @@ def test_a_script_is_refused(program: str, kind: str, tmp_path: Path) -> None:
 
 def test_loops_of_a_subclass_are_told_from_methods_around_the_loop() -> None:
     skip_without("trainers.py")
-    from relight.integrations.transformers import Trainer, _has_own_loop
+    from relight.integrations.transformers.trainer import Trainer, _has_own_loop
 
     class Around(Trainer):
         def _inner_training_loop(self, *args, **kwargs):  # type: ignore[no-untyped-def]

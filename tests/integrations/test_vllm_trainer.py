@@ -14,7 +14,7 @@ from torch import nn
 
 import relight
 from relight.errors import TransferError, UsageError
-from relight.integrations.weight_cache import Pairs, WeightCache
+from relight.integrations.engines.weight_cache import Pairs, WeightCache
 
 factory = pytest.importorskip("vllm.distributed.weight_transfer.factory", exc_type=ImportError)
 

@@ -8,7 +8,7 @@ import torch
 
 import relight
 from relight.errors import TransferError
-from relight.integrations.weight_cache import Pairs, WeightCache
+from relight.integrations.engines.weight_cache import Pairs, WeightCache
 
 SECONDS = 30.0
 CPU = torch.device("cpu")

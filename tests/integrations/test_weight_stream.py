@@ -10,7 +10,7 @@ import torch
 
 import relight
 from relight.errors import UsageError
-from relight.integrations.weight_stream import entry_of, send_stream
+from relight.integrations.engines.weight_stream import entry_of, send_stream
 from relight.transfer.plan.manifest import Entry
 
 SECONDS = 30.0

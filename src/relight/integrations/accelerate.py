@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 from torch.utils.data import DataLoader, IterableDataset
 
 from relight.errors import UsageError
-from relight.integrations.updates import UpdateSampler, grouped_loader
+from relight.integrations.trainers.updates import UpdateSampler, grouped_loader
 
 __all__ = ["UpdateSampler", "follow_rank", "update_loader"]
 

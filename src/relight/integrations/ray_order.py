@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.errors import UsageError
-from relight.integrations.ray import Host, import_ray
+from relight.integrations.ray.jobs import Host, import_ray
 
 NAMESPACE = "relight"
 

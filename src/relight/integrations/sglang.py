@@ -28,7 +28,7 @@ from typing import Protocol
 import torch
 
 from relight.errors import UsageError
-from relight.integrations.weight_cache import WeightCache
+from relight.integrations.engines.weight_cache import WeightCache
 
 LOADER = "relight.integrations.sglang.load_weights"
 TIMEOUT_SECONDS = 60.0

@@ -38,8 +38,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from relight.errors import TransferError, UsageError
-from relight.integrations.weight_cache import Pairs, WeightCache
-from relight.integrations.weight_stream import entry_of, send_stream
+from relight.integrations.engines.weight_cache import Pairs, WeightCache
+from relight.integrations.engines.weight_stream import entry_of, send_stream
 from relight.transfer.publish.publisher import Publisher
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import torch
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerControl, TrainerState
 
-from relight.integrations.own_names import Show, names_in
-from relight.integrations.transformers_logs import Logs
+from relight.integrations.trainers.own_names import Show, names_in
+from relight.integrations.transformers.logs import Logs
 
 _OF_RANK = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history"}
 _REPORTERS = (PrinterCallback, ProgressCallback, *INTEGRATION_TO_CALLBACK.values())

@@ -13,10 +13,10 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 
-from relight.integrations.lightning_effects import Effects
-from relight.integrations.lightning_values import compact, copied, expand, is_plain, moved
-from relight.integrations.own_names import Show, names_in
-from relight.integrations.updates import Reader
+from relight.integrations.lightning.effects import Effects
+from relight.integrations.lightning.values import compact, copied, expand, is_plain, moved
+from relight.integrations.trainers.own_names import Show, names_in
+from relight.integrations.trainers.updates import Reader
 
 _COUNTS = (bool, int, float, str)
 _SHOW = (ProgressBar, ModelSummary)  # callbacks without state that training depends on

@@ -1,10 +1,4 @@
-"""Lightning's `Trainer` and `Fabric`, surviving failures: name the strategy, and start the script with `relight run`.
-
-    trainer = Trainer(strategy="relight", devices=2, ...)
-
-Under `relight run` the name is known once Lightning is imported. Elsewhere, `import relight.integrations.lightning`
-makes it known: there it trains as `strategy="ddp"` does.
-"""
+"""The strategies for Lightning's `Trainer` and `Fabric`, and their environment of ranks."""
 
 import os
 import sys
@@ -185,8 +179,8 @@ class RelightStrategy(_InJob, DDPStrategy):
                     "give the first call more epochs (max_epochs), or train twice with two jobs, the second from a "
                     "checkpoint (ckpt_path)"
                 )
-            from relight.integrations.lightning_refusals import refuse_unsupported
-            from relight.integrations.lightning_run import fit
+            from relight.integrations.lightning.refusals import refuse_unsupported
+            from relight.integrations.lightning.run import fit
 
             refuse_unsupported(trainer)
             RelightStrategy._has_fitted = True

@@ -1,14 +1,4 @@
-"""Hugging Face's `Trainer`, surviving failures: import it from here, and start the script with `relight run`.
-
-    from relight.integrations.transformers import Trainer  # instead of `from transformers import Trainer`
-
-Importing this module joins the job, since `TrainingArguments` already asks for the process group. Without `relight run`
-the classes are those of transformers. For another subclass of `Trainer` put `RelightMixin` before it:
-
-    class MyTrainer(RelightMixin, OtherTrainer): ...
-
-`relight.integrations.trl` does so for TRL's trainers.
-"""
+"""The subclasses of Hugging Face's `Trainer`, and what they refuse."""
 
 import contextlib
 import os
@@ -24,8 +14,8 @@ from transformers.training_args import TrainingArguments
 import relight
 from relight.errors import UsageError
 from relight.integrations.accelerate import refuse_unfit
-from relight.integrations.transformers_run import TrainerRun
-from relight.integrations.updates import Reader, grouped_loader
+from relight.integrations.trainers.updates import Reader, grouped_loader
+from relight.integrations.transformers.run import TrainerRun
 
 __all__ = ["RelightMixin", "Seq2SeqTrainer", "Trainer", "TrainingArguments"]
 

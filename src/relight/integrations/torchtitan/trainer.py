@@ -1,10 +1,4 @@
-"""torchtitan's trainer, surviving failures: start this module with `relight run` in place of `torchtitan.train`.
-
-    relight run --nproc-per-node 4 --standby 1 -m relight.integrations.torchtitan --module llama3 --config ...
-
-A script of your own takes the class from here, `from relight.integrations.torchtitan import Trainer`, and builds it
-from `Trainer.Config`. Without `relight run` it trains as torchtitan's own does.
-"""
+"""The subclass of torchtitan's trainer, and its command."""
 
 import os
 from collections.abc import Iterator
@@ -20,8 +14,8 @@ from torchtitan.trainer import Trainer as OwnTrainer
 
 import relight
 from relight.errors import UsageError
-from relight.integrations.torchtitan_refusals import refuse_unsupported
-from relight.integrations.torchtitan_run import TitanRun
+from relight.integrations.torchtitan.refusals import refuse_unsupported
+from relight.integrations.torchtitan.run import TitanRun
 
 __all__ = ["Trainer", "main"]
 
@@ -87,7 +81,3 @@ def main() -> None:
     """Do what `python -m torchtitan.train` does, with this trainer in place of torchtitan's own."""
     OwnTrainer.Config._owner = Trainer
     torchtitan_command.main()
-
-
-if __name__ == "__main__":
-    main()

@@ -17,11 +17,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import relight
 from relight.errors import UsageError
-from relight.integrations.lightning_data import NoFetcher, updates, updates_done
-from relight.integrations.lightning_effects import Effects
-from relight.integrations.lightning_refusals import refuse_data
-from relight.integrations.lightning_state import Held, Progress, RankProgress, is_lightnings, is_own
-from relight.integrations.lightning_values import is_plain
+from relight.integrations.lightning.data import NoFetcher, updates, updates_done
+from relight.integrations.lightning.effects import Effects
+from relight.integrations.lightning.refusals import refuse_data
+from relight.integrations.lightning.state import Held, Progress, RankProgress, is_lightnings, is_own
+from relight.integrations.lightning.values import is_plain
 
 _ENDLESS = 2**40  # steps: neither epochs nor steps are limited
 _LATE_HOOKS = (  # called in few steps: what they do to weights, no earlier step has shown

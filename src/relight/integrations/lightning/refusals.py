@@ -17,8 +17,8 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
-from relight.integrations.lightning_state import is_lightnings, is_own
-from relight.integrations.lightning_values import is_plain
+from relight.integrations.lightning.state import is_lightnings, is_own
+from relight.integrations.lightning.values import is_plain
 
 _PRECISIONS = (Precision, MixedPrecision, HalfPrecision, DoublePrecision)
 _CALLBACKS = {

@@ -18,9 +18,9 @@ from transformers.optimization import GreedyLR
 import relight
 from relight.errors import UsageError
 from relight.integrations.accelerate import follow_rank
-from relight.integrations.transformers_logs import Logs
-from relight.integrations.transformers_state import Progress, RankProgress
-from relight.integrations.updates import Reader
+from relight.integrations.trainers.updates import Reader
+from relight.integrations.transformers.logs import Logs
+from relight.integrations.transformers.state import Progress, RankProgress
 
 
 class TrainerRun:

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from torch.utils.data import DataLoader, IterableDataset
 
-from relight.integrations.updates import Reader, grouped_loader
+from relight.integrations.trainers.updates import Reader, grouped_loader
 
 
 class NoFetcher(_DataFetcher):

@@ -1,10 +1,4 @@
-"""Jobs on a cluster of Ray: `run` starts `relight` on hosts that a placement group gives, and sees it through.
-
-An actor on each host runs `relight run`. If a host is lost, Ray starts its actor again once the placement group has
-another node for it, and that node joins the job as a spare. If the host with the controller is lost, an actor that Ray
-restarts wherever there is room carries its successor, which goes on by the journal in the run directory. Of two
-controllers the older one gives way: see `relight controller --take-over`.
-"""
+"""Jobs on hosts of a placement group: their actors, from the start to the end."""
 
 import contextlib
 import datetime
@@ -170,7 +164,7 @@ class Host:
 
     def start(self, command: tuple[str, ...], directory: str | None = None) -> None:
         """Start `relight` with these arguments. Its output goes where Ray shows that of the actor."""
-        keeper = (sys.executable, "-P", "-m", "relight.integrations.ray_keeper")
+        keeper = (sys.executable, "-P", "-m", "relight.integrations.ray.keeper")
         self._process = subprocess.Popen(
             (*keeper, sys.executable, "-m", "relight", *command),
             stdin=subprocess.PIPE,
