@@ -38,7 +38,7 @@ from relight.training.torch_private.groups import make_generation_group
 from relight.training.transaction.image_plan import LEARNING_STEPS
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.lineage import next_lineage
-from relight.training.worker.phases import BackwardHooks, gates_for
+from relight.training.worker.step.phases import BackwardHooks, gates_for
 from relight.transfer.io.codec import encode_tree
 from relight.wire.shared_barrier import SharedBarrier
 

@@ -28,7 +28,7 @@ PLACES = {
     ("training/job.py", "use"): (1, "test_survival.py: without it all ranks compute on the first device"),
     ("training/process/runtime.py", "synchronize"): (1, "those of its callers"),
     ("training/process/runtime.py", "synchronize_stream"): (1, "those of its callers"),
-    ("training/worker/barrier.py", "synchronize"): (1, "prepared"),
+    ("training/worker/step/barrier.py", "synchronize"): (1, "prepared"),
     ("training/worker/broken_steps.py", "synchronize"): (1, "undone"),
     ("training/worker/loop.py", "synchronize"): (2, "repeated, committed"),
     ("training/worker/loop.py", "synchronize_stream"): (1, "entered"),

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from relight.errors import StepInterrupted
 from relight.training.collectives.generation_group import GenerationGroup
-from relight.training.worker.phases import FEWEST_GATES, MOST_GATES, BackwardHooks, gates_for, spread
+from relight.training.worker.step.phases import FEWEST_GATES, MOST_GATES, BackwardHooks, gates_for, spread
 from tests.training.test_group import DEADLINE_SECONDS, idle
 
 Pair = tuple[GenerationGroup, GenerationGroup]

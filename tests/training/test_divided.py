@@ -18,8 +18,8 @@ from relight.training.carried.values.tree_reader import Reader
 from relight.training.carried.values.tree_writer import Writer
 from relight.training.carried.values.trees import Unsupported
 from relight.training.carried.values.values import changed, put_back, remember
-from relight.training.state import objects
-from relight.training.state.handed import Handed
+from relight.training.state.handed import objects
+from relight.training.state.handed.handed import Handed
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 RANK = 3

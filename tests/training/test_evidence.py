@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from relight.training.worker.evidence import _digest, _named, names_of
-from relight.training.worker.tracing import OperationTrace
+from relight.training.worker.proof.evidence import _digest, _named, names_of
+from relight.training.worker.proof.tracing import OperationTrace
 
 
 class Meter:

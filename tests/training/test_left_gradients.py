@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from relight.training.worker.left_gradients import LeftGradients
+from relight.training.worker.step.left_gradients import LeftGradients
 
 
 class Job:

@@ -7,7 +7,7 @@ import pytest
 from relight.core.protocol.commands import Assign, Stop
 from relight.core.worker.events import Ordered
 from relight.core.worker.worker import Worker
-from relight.training.process.orders import Orders
+from relight.training.process.controller.orders import Orders
 
 Told = list[tuple[str, str]]
 

@@ -6,7 +6,7 @@ import pickle
 import torch
 from torch import nn
 
-from relight.training.worker.phases import before_forward
+from relight.training.worker.step.phases import before_forward
 
 
 def test_a_module_can_be_copied_and_saved_with_its_hook() -> None:

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from relight.training.connection.page import PositionPage
 from relight.training.data.batches import Batches
 from relight.training.data.loaders import bind_rank
-from relight.training.state.handed import sort_by_kind
-from relight.training.worker.left_gradients import LeftGradients
-from relight.training.worker.writes import WriteWatch
+from relight.training.state.handed.handed import sort_by_kind
+from relight.training.worker.step.left_gradients import LeftGradients
+from relight.training.worker.step.writes import WriteWatch
 from relight.training.wrappers import is_container, unwrapped_data, unwrapped_objects, unwrapped_optimizers
 
 Named = dict[str, Any]

@@ -9,7 +9,7 @@ from relight.errors import RestoreError, StepInterrupted
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.collectives.group import RelightProcessGroup
 from relight.training.collectives.groups import Ranks
-from relight.training.process.orders import Superseded
+from relight.training.process.controller.orders import Superseded
 from relight.training.process.runtime import Runtime
 from relight.training.torch_private.c10d import adapt
 from relight.training.torch_private.groups import name_group

@@ -22,7 +22,7 @@ from relight.training.data.loaders import (
 )
 from relight.training.data.rng import capture, put_back, streams_kept
 from relight.training.state.digest import batch_digest
-from relight.training.state.handed import Stateful
+from relight.training.state.handed.handed import Stateful
 
 _HANDED_OVER = (
     "hand over a DataLoader, an object whose __iter__ begins anew each time, an object with state_dict() and "

@@ -15,9 +15,9 @@ from relight.core.worker.worker import Worker
 from relight.errors import StepInterrupted
 from relight.training.carried.code.source import lines_of, short
 from relight.training.connection.page import PositionPage
+from relight.training.process.controller.notices import Notices
 from relight.training.process.groups import ProcessGroups
 from relight.training.process.holdings import Holdings, NoHoldings
-from relight.training.process.notices import Notices
 from relight.training.torch_private.autograd import not_compiled
 
 

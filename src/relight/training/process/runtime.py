@@ -24,13 +24,13 @@ from relight.training.collectives.groups import Ranks
 from relight.training.connection.link import AgentLink
 from relight.training.connection.page import PositionPage
 from relight.training.connection.store import StoreClient
+from relight.training.process.controller.notices import Notices
+from relight.training.process.controller.orders import Orders
+from relight.training.process.controller.reports import Reports
 from relight.training.process.faults import Faults
 from relight.training.process.groups import ProcessGroups
 from relight.training.process.holdings import Holdings, Lifecycle
-from relight.training.process.notices import Notices
-from relight.training.process.orders import Orders
 from relight.training.process.protection import Protection
-from relight.training.process.reports import Reports
 from relight.training.process.restores import Restores
 from relight.wire.messages import StoreLost, StoreReply
 from relight.wire.settings import JobSettings, read_settings

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from relight.training.shards import shard_key
-from relight.training.state.handed import Handed
+from relight.training.state.handed.handed import Handed
 from relight.training.state.modules.slots import Slots
 from relight.training.torch_private.fsdp import ShardedModules
 from relight.training.torch_private.mesh import batch_place, cuts_of, fit_part

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from relight.training.state import objects
-from relight.training.state.handed import Handed
+from relight.training.state.handed import objects
+from relight.training.state.handed.handed import Handed
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.slots import Key, Slots

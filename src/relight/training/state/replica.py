@@ -9,9 +9,9 @@ import xxhash
 from torch import nn
 
 from relight.errors import UsageError
-from relight.training.state import objects
 from relight.training.state.division import Division
-from relight.training.state.handed import Handed
+from relight.training.state.handed import objects
+from relight.training.state.handed.handed import Handed
 from relight.training.state.modules.layouts import Layouts
 from relight.training.state.modules.slots import Slots
 from relight.training.state.optimizers.members import OptimizerMembers

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from relight.training.state.handed import Handed
+from relight.training.state.handed.handed import Handed
+from relight.training.state.handed.objects import trees_of
 from relight.training.state.modules.slots import Slots, memory_of
-from relight.training.state.objects import trees_of
 from relight.training.state.optimizers.own_objects import ATTRIBUTES, is_own
 from relight.training.state.optimizers.parameter_groups import parameters_of, resting_of
 from relight.training.torch_private.mesh import is_distributed

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from relight.core.protocol.fault import Action
 from relight.training.state.corruption import flip_bit
 from relight.training.state.division import Division
-from relight.training.state.handed import Identities, sort_by_kind
+from relight.training.state.handed.handed import Identities, sort_by_kind
+from relight.training.state.handed.refusals import refuse_averages_of_zero, refuse_untrackable
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.layouts import Layouts, Versioned
@@ -26,7 +27,6 @@ from relight.training.state.modules.slots import Slots
 from relight.training.state.modules.structure import structure
 from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.state.rank_private import RankPrivate
-from relight.training.state.refusals import refuse_averages_of_zero, refuse_untrackable
 from relight.training.state.replica import Replica
 from relight.training.state.shared_memory import groups_in
 from relight.training.state.torch_settings import shared_settings

@@ -1,1 +1,1 @@
-"""One step as every rank takes it: writes are noticed, the barrier is passed, a broken step is recovered."""
+"""The loop of one process: steps are offered, committed, or undone and offered again; and the parts that it needs."""

@@ -21,15 +21,15 @@ from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
-from relight.training.worker.barrier import Barrier
-from relight.training.worker.evidence import Evidence, begin_evidence
-from relight.training.worker.left_gradients import LeftGradients
 from relight.training.worker.lineage import first_lineage
-from relight.training.worker.phases import PhaseHooks
-from relight.training.worker.recovery import Recovery
-from relight.training.worker.repeat import RepeatCheck
-from relight.training.worker.taking import FallbackTiers
-from relight.training.worker.writes import WriteWatch
+from relight.training.worker.proof.evidence import Evidence, begin_evidence
+from relight.training.worker.proof.repeat import RepeatCheck
+from relight.training.worker.recovery.recovery import Recovery
+from relight.training.worker.recovery.taking import FallbackTiers
+from relight.training.worker.step.barrier import Barrier
+from relight.training.worker.step.left_gradients import LeftGradients
+from relight.training.worker.step.phases import PhaseHooks
+from relight.training.worker.step.writes import WriteWatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from relight.errors import UsageError
-from relight.training.state.handed import Handed
+from relight.training.state.handed.handed import Handed
+from relight.training.state.handed.refusals import refuse_foreign_parameters
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.parameter_groups import (
     members_of_groups,
@@ -16,7 +17,6 @@ from relight.training.state.optimizers.parameter_groups import (
     parameters_of,
     regroup,
 )
-from relight.training.state.refusals import refuse_foreign_parameters
 from relight.training.torch_private.zero import is_zero, state_of
 
 Names = list[list[str]]  # of an optimizer's parameters, by group

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
-from relight.training.state.handed import Handed, Stateful
+from relight.training.state.handed.handed import Handed, Stateful
 from relight.training.torch_private.ddp import stateful_hooks
 from relight.training.torch_private.optimizers import has_attached_scheduler
 from relight.training.torch_private.zero import ZeroOptimizers

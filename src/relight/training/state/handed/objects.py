@@ -6,7 +6,7 @@ A DTensor in one (an average of sharded parameters) travels as the part of this 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from relight.training.state.handed import Handed
+from relight.training.state.handed.handed import Handed
 from relight.training.torch_private.divided import describe_division, make_divided
 from relight.training.torch_private.mesh import is_distributed
 from relight.transfer.io.codec import local_part

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
-from relight.training.worker.left_gradients import LeftGradients
+from relight.training.worker.step.left_gradients import LeftGradients
 from relight.training.wrappers import is_container
 
 

@@ -17,13 +17,13 @@ from relight.errors import CheckpointError, RestoreError, StepInterrupted
 from relight.training.carried.rank_values import RankValues
 from relight.training.collectives.generation_group import Forming, GenerationGroups
 from relight.training.data.batches import Batches
-from relight.training.process.orders import Superseded
+from relight.training.process.controller.orders import Superseded
 from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
-from relight.training.worker.taking import FallbackTiers, RestoreWork, StateTaking
+from relight.training.worker.recovery.taking import FallbackTiers, RestoreWork, StateTaking
 
 
 class Recovery:

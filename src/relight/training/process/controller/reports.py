@@ -10,9 +10,9 @@ from relight.core.worker.events import CollectiveBroke
 from relight.core.worker.worker import Worker
 from relight.training.connection.link import AgentLink
 from relight.training.connection.page import PositionPage
+from relight.training.process.controller.orders import Orders
 from relight.training.process.faults import Faults
 from relight.training.process.holdings import Holdings
-from relight.training.process.orders import Orders
 from relight.transfer.restore.server import RestoreServer
 
 

@@ -17,7 +17,7 @@ from relight.training.checkpoint.checkpointing import Checkpointing
 from relight.training.checkpoint.snapshots import Snapshots
 from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
-from relight.training.process.orders import Superseded
+from relight.training.process.controller.orders import Superseded
 from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing

@@ -18,7 +18,7 @@ from relight.training.state.assignment import Assignment
 from relight.training.state.corruption import DigestExchange, differ, differing_tensors
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
-from relight.training.worker.recovery import Recovery
+from relight.training.worker.recovery.recovery import Recovery
 
 # Looked up once: each look-up in an enumeration takes 0.1 us.
 _BARRIER, _OPTIMIZER = Phase.BARRIER, Phase.OPTIMIZER

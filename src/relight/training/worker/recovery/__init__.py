@@ -1,0 +1,1 @@
+"""A worker's part in a recovery: pause, reach the decided version, resume."""
