@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 import relight
 from benchmarks.recovery.workload import Shape, batch, build_model, build_optimizer, loss_of
-from relight.training.torch_private.groups import make_generation_group
+from relight.training.torch_private.distributed.groups import make_generation_group
 
 ENDLESS = 10**9
 RUN, PLAIN, TWIN = "run", "plain", "twin"  # kinds of steps

@@ -34,7 +34,7 @@ from relight.training.connection.page import PositionPage
 from relight.training.data import rng
 from relight.training.data.batches import Batches
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.groups import make_generation_group
+from relight.training.torch_private.distributed.groups import make_generation_group
 from relight.training.transaction.image_plan import LEARNING_STEPS
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.lineage import next_lineage

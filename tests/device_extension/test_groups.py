@@ -15,7 +15,7 @@ from relight.device.generic import Generic  # noqa: E402
 from relight.training.collectives import generation_group  # noqa: E402
 from relight.training.collectives.generation_group import GenerationGroup  # noqa: E402
 from relight.training.collectives.operations import Operation  # noqa: E402
-from relight.training.torch_private.groups import make_generation_group  # noqa: E402
+from relight.training.torch_private.distributed.groups import make_generation_group  # noqa: E402
 
 NOTHING = lambda *_: None  # noqa: E731
 

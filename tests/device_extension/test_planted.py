@@ -33,7 +33,7 @@ PLACES = {
     ("training/worker/loop.py", "synchronize"): (2, "repeated, committed"),
     ("training/worker/loop.py", "synchronize_stream"): (1, "entered"),
     ("training/collectives/generation_group.py", "abort_backend"): (1, "test_groups.py"),
-    ("training/torch_private/groups.py", "use"): (1, "test_groups.py"),
+    ("training/torch_private/distributed/groups.py", "use"): (1, "test_groups.py"),
     ("transfer/io/buffers.py", "pin"): (1, "test_transfer.py"),
     ("transfer/publish/publisher.py", "settle"): (1, "test_transfer.py"),
     ("transfer/publish/source.py", "settle"): (1, "test_transfer.py"),

@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import HashStore
 
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.collectives.sockets import GroupSockets
-from relight.training.torch_private.groups import make_generation_group
+from relight.training.torch_private.distributed.groups import make_generation_group
 from tests.training.standby import standby  # noqa: F401 - a fixture
 
 

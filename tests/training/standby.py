@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from relight.training.process.groups import ProcessGroups
 from relight.training.script_groups import ScriptGroups
-from relight.training.torch_private.c10d import REFUSED_STORE
-from relight.training.torch_private.mesh import follow_rank, watch_skips
+from relight.training.torch_private.distributed.c10d import REFUSED_STORE
+from relight.training.torch_private.distributed.mesh import follow_rank, watch_skips
 
 BUILT_AS = 3
 REPLACED = "_process_group_name _warn_not_in_group broadcast_object_list scatter_object_list recv_object_list"

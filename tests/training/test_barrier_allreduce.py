@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from relight.errors import StepInterrupted
 from relight.training.collectives.barrier_allreduce import BarrierAllReduce, SharedMemoryAllReduce
 from relight.training.collectives.generation_group import GenerationGroup
-from relight.training.torch_private.groups import make_generation_group
+from relight.training.torch_private.distributed.groups import make_generation_group
 from relight.wire.shared_barrier import MAX_NUMBERS, SharedBarrier
 
 RANKS = 3

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import _functional_collectives as functional
 
 from relight.training.collectives import alone
-from relight.training.torch_private.groups import OPERATIONS
+from relight.training.torch_private.distributed.groups import OPERATIONS
 from tests.training.standby import BUILT_AS, Standby
 
 SIZE = 4

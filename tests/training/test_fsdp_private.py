@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend "fake" known
 
-from relight.training.torch_private.fsdp import ShardedModules
+from relight.training.torch_private.distributed.fsdp import ShardedModules
 
 WIDTH = 5
 

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from relight.errors import StepInterrupted
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.collectives.group import RelightProcessGroup
-from relight.training.torch_private.groups import make_generation_group
+from relight.training.torch_private.distributed.groups import make_generation_group
 
 DEADLINE_SECONDS = 20.0
 

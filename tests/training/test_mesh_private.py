@@ -13,7 +13,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes th
 
 from relight.errors import UsageError
 from relight.training.shards import Cut, shard_key
-from relight.training.torch_private.mesh import (
+from relight.training.torch_private.distributed.mesh import (
     as_part_like,
     batch_place,
     cuts_of,

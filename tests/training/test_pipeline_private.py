@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from relight.errors import UsageError
 from relight.training.shards import Cut
-from relight.training.torch_private.ddp import BucketLayout
-from relight.training.torch_private.pipeline import Pipelines
+from relight.training.torch_private.distributed.ddp import BucketLayout
+from relight.training.torch_private.distributed.pipeline import Pipelines
 
 WIDTH = 5
 DEVICE = torch.device("cpu")

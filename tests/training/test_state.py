@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from relight.errors import UsageError
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.ddp import stateful_hooks
+from relight.training.torch_private.distributed.ddp import stateful_hooks
 from relight.training.transaction.transaction import Transaction
 from relight.transfer.io.codec import Flat, decode_tree, encode_tree, unflatten
 

@@ -22,8 +22,8 @@ from relight.training.carried.code.refs import is_own_optimizer
 from relight.training.carried.values.values import changed, put_back, remember
 from relight.training.collectives.group import RelightProcessGroup
 from relight.training.torch_private.autograd import RUN_BACKWARD, at_backward, not_compiled, reset_scaler
-from relight.training.torch_private.ddp import BucketLayout, watch_wrappers, wrappers_made
-from relight.training.torch_private.groups import OPERATIONS, make_detached_group, make_generation_group
+from relight.training.torch_private.distributed.ddp import BucketLayout, watch_wrappers, wrappers_made
+from relight.training.torch_private.distributed.groups import OPERATIONS, make_detached_group, make_generation_group
 
 WORLD = 2
 DEADLINE_SECONDS = 60

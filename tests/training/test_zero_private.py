@@ -18,7 +18,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes th
 from relight.errors import UsageError
 from relight.training.shards import Cut
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.zero import ZeroOptimizers, is_zero, state_of
+from relight.training.torch_private.distributed.zero import ZeroOptimizers, is_zero, state_of
 from relight.transfer.io.codec import unflatten
 
 WORLD = 2

@@ -17,10 +17,10 @@ from relight.training.ending import hook
 from relight.training.process.runtime import Runtime, connect
 from relight.training.process.stacks import answer_for_stacks
 from relight.training.script_groups import BACKEND, ScriptGroups
-from relight.training.torch_private.c10d import REFUSED_STORE
-from relight.training.torch_private.ddp import watch_wrappers
+from relight.training.torch_private.distributed.c10d import REFUSED_STORE
+from relight.training.torch_private.distributed.ddp import watch_wrappers
+from relight.training.torch_private.distributed.mesh import follow_rank, watch_skips
 from relight.training.torch_private.installed import check_installed
-from relight.training.torch_private.mesh import follow_rank, watch_skips
 from relight.training.torch_private.scripted import optimize_from_the_first_call
 
 _runtime: Runtime | None = None

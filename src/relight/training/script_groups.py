@@ -11,9 +11,9 @@ from relight.training.collectives.group import RelightProcessGroup
 from relight.training.collectives.groups import Ranks
 from relight.training.process.controller.orders import Superseded
 from relight.training.process.runtime import Runtime
-from relight.training.torch_private.c10d import adapt
-from relight.training.torch_private.groups import name_group
-from relight.training.torch_private.mesh import watch_groups
+from relight.training.torch_private.distributed.c10d import adapt
+from relight.training.torch_private.distributed.groups import name_group
+from relight.training.torch_private.distributed.mesh import watch_groups
 
 BACKEND = "relight"  # as c10d knows it
 

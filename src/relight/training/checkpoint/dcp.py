@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 from relight.errors import CheckpointError
-from relight.training.torch_private.dcp import storage_info
+from relight.training.torch_private.distributed.dcp import storage_info
 from relight.transfer.io.codec import TensorSpec, empty_like
 
 

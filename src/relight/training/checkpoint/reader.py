@@ -13,7 +13,7 @@ from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.mesh import place_in_whole
+from relight.training.torch_private.distributed.mesh import place_in_whole
 from relight.transfer.io.codec import decode_tree, local_part, unflatten
 from relight.transfer.restore.client import destination_for
 

@@ -17,7 +17,7 @@ from relight.training.checkpoint.schedule import CheckpointSchedule
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.mesh import place_in_whole
+from relight.training.torch_private.distributed.mesh import place_in_whole
 from relight.transfer.io.codec import Flat, digest_of, spec_of
 from relight.transfer.restore.offer import plan_state
 from relight.transfer.tensors.weights import TensorReader

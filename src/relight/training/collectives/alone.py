@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relight.training.torch_private.groups import REDUCE_SCATTERS, TENSOR_ALL_GATHERS
+from relight.training.torch_private.distributed.groups import REDUCE_SCATTERS, TENSOR_ALL_GATHERS
 
 
 def complete(operation: str, rank: int, size: int, arguments: Sequence[Any]) -> None:

@@ -18,7 +18,7 @@ from relight.training.collectives.operations import Buckets, Exchange, Operation
 from relight.training.collectives.sockets import GroupSockets
 from relight.training.collectives.waits import Waits
 from relight.training.connection.store import GenerationStore, StoreClient
-from relight.training.torch_private.groups import (
+from relight.training.torch_private.distributed.groups import (
     POINT_TO_POINT,
     REDUCE_SCATTERS,
     abort_backend,

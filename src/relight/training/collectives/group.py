@@ -20,7 +20,7 @@ from relight.training.collectives.groups import Ranks
 from relight.training.collectives.operations import Exchange, Operation
 from relight.training.collectives.policy import CollectivePolicy
 from relight.training.torch_private.autograd import RUN_BACKWARD, not_compiled
-from relight.training.torch_private.groups import OPERATIONS, POINT_TO_POINT, make_detached_group
+from relight.training.torch_private.distributed.groups import OPERATIONS, POINT_TO_POINT, make_detached_group
 
 
 class GroupMaker(Protocol):

@@ -16,7 +16,7 @@ from relight.training.collectives.backward import Backward
 from relight.training.collectives.policy import CollectivePolicy
 from relight.training.collectives.waits import Waiters, Waits
 from relight.training.torch_private.autograd import not_compiled
-from relight.training.torch_private.groups import ExchangeWork, source_rank_of
+from relight.training.torch_private.distributed.groups import ExchangeWork, source_rank_of
 
 
 class Waitable(Protocol):

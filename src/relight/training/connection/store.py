@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from relight.errors import StepInterrupted
 from relight.training.connection.link import AgentLink
-from relight.training.torch_private.c10d import Store
+from relight.training.torch_private.distributed.c10d import Store
 from relight.wire.messages import StoreAdd, StoreRecall, StoreReply, StoreSet, StoreWait
 
 

@@ -7,7 +7,7 @@ from relight.training.collectives.generation_group import GenerationGroup, Gener
 from relight.training.collectives.group import RelightProcessGroup
 from relight.training.collectives.groups import GroupTable
 from relight.training.collectives.waits import Waits
-from relight.training.torch_private.mesh import regroup
+from relight.training.torch_private.distributed.mesh import regroup
 
 
 class ProcessGroups:

@@ -6,8 +6,8 @@ import torch
 
 from relight.errors import TransferError, UsageError
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.mesh import is_distributed, is_of_first_copy, place_in_whole
-from relight.training.torch_private.pipeline import ranks_along
+from relight.training.torch_private.distributed.mesh import is_distributed, is_of_first_copy, place_in_whole
+from relight.training.torch_private.distributed.pipeline import ranks_along
 from relight.transfer.io.codec import local_part
 from relight.transfer.plan.division import ShardSpec, parts_of
 from relight.transfer.plan.manifest import Entry, Part, make_manifest

@@ -8,10 +8,10 @@ from torch.nn.parallel import DistributedDataParallel
 from relight.training.shards import shard_key
 from relight.training.state.handed.handed import Handed
 from relight.training.state.modules.slots import Slots
-from relight.training.torch_private.fsdp import ShardedModules
-from relight.training.torch_private.mesh import batch_place, cuts_of, fit_part
-from relight.training.torch_private.pipeline import Pipelines
-from relight.training.torch_private.zero import ZeroOptimizers
+from relight.training.torch_private.distributed.fsdp import ShardedModules
+from relight.training.torch_private.distributed.mesh import batch_place, cuts_of, fit_part
+from relight.training.torch_private.distributed.pipeline import Pipelines
+from relight.training.torch_private.distributed.zero import ZeroOptimizers
 
 
 class Division:

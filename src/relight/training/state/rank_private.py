@@ -13,7 +13,7 @@ from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.optimizer_tree import own_numbers
 from relight.training.state.optimizers.parameter_groups import parameters_of
-from relight.training.torch_private.zero import state_of
+from relight.training.torch_private.distributed.zero import state_of
 
 
 class RankPrivate:

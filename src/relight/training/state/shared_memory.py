@@ -15,9 +15,9 @@ from relight.training.state.handed.objects import trees_of
 from relight.training.state.modules.slots import Slots, memory_of
 from relight.training.state.optimizers.own_objects import ATTRIBUTES, is_own
 from relight.training.state.optimizers.parameter_groups import parameters_of, resting_of
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.mesh import is_distributed
+from relight.training.torch_private.distributed.zero import state_of
 from relight.training.torch_private.modules import tables_in
-from relight.training.torch_private.zero import state_of
 from relight.transfer.io.codec import Flat, local_part
 from relight.words import listed
 

@@ -31,10 +31,10 @@ from relight.training.state.replica import Replica
 from relight.training.state.shared_memory import groups_in
 from relight.training.state.torch_settings import shared_settings
 from relight.training.torch_private.autograd import reset_scaler
-from relight.training.torch_private.ddp import wrappers_made
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.ddp import wrappers_made
+from relight.training.torch_private.distributed.mesh import is_distributed
+from relight.training.torch_private.distributed.zero import state_of
 from relight.training.torch_private.tensors import version_of
-from relight.training.torch_private.zero import state_of
 from relight.transfer.io.codec import Flat, decode_tree, encode_tree, local_part
 
 _NO_ATTRIBUTES = encode_tree({}, "attributes").hex()

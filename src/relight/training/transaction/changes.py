@@ -7,7 +7,7 @@ import torch
 
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.slots import Key, Slots
-from relight.training.torch_private.ddp import around_buffer_sync
+from relight.training.torch_private.distributed.ddp import around_buffer_sync
 from relight.training.torch_private.tensors import version_of
 from relight.training.transaction.data_access import DataAccess
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from relight.training.state.modules.averages import same_bits
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.own_objects import is_own
-from relight.training.torch_private.zero import state_of
+from relight.training.torch_private.distributed.zero import state_of
 from relight.training.transaction.data_access import DataAccess
 from relight.transfer.io.codec import local_part
 

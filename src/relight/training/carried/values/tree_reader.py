@@ -19,8 +19,8 @@ from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.states import set_generator_state, set_stream_state
 from relight.training.carried.values.trees import TAG, Unsupported, class_name
 from relight.training.carried.values.values import STREAMS, attributes_of, base_of, fill, kind_of, kind_of_type, refill
-from relight.training.torch_private.divided import describe_division, make_divided
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.divided import describe_division, make_divided
+from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import overlaps, with_strides
 

@@ -30,8 +30,8 @@ from relight.training.carried.values.values import (
     members_in,
 )
 from relight.training.state.modules.references import NotNameable
-from relight.training.torch_private.divided import describe_division, is_on_mesh_of_any
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.divided import describe_division, is_on_mesh_of_any
+from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part
 
 _SEPARATOR = "\x1f"  # between the parts of a place

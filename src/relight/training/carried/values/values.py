@@ -28,7 +28,7 @@ from relight.training.carried.values.states import (
     stream_state,
 )
 from relight.training.state.modules.averages import same_bits
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import is_plain_memory, version_of
 from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import overlaps, with_strides

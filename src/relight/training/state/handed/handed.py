@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from relight.errors import UsageError
 from relight.training.state.modules.slots import Slots
-from relight.training.torch_private.mesh import is_distributed
-from relight.training.torch_private.zero import ZeroOptimizers, is_zero, state_of
+from relight.training.torch_private.distributed.mesh import is_distributed
+from relight.training.torch_private.distributed.zero import ZeroOptimizers, is_zero, state_of
 
 _MAX_MEMBERS = 64  # looked at in a container, to see whether it holds state
 

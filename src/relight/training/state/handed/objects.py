@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relight.training.state.handed.handed import Handed
-from relight.training.torch_private.divided import describe_division, make_divided
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.divided import describe_division, make_divided
+from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part
 
 _DIVIDED, _PART = "\x01divided", "\x01part"

@@ -9,9 +9,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
 from relight.training.state.handed.handed import Handed, Stateful
-from relight.training.torch_private.ddp import stateful_hooks
+from relight.training.torch_private.distributed.ddp import stateful_hooks
+from relight.training.torch_private.distributed.zero import ZeroOptimizers
 from relight.training.torch_private.optimizers import has_attached_scheduler
-from relight.training.torch_private.zero import ZeroOptimizers
 
 # Classes of torch.distributed by name, so that nothing has to be imported for the check.
 _UNSUPPORTED = {

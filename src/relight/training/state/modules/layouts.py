@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from torch.nn.parallel import DistributedDataParallel
 
 from relight.training.collectives.group import RelightProcessGroup
-from relight.training.torch_private.ddp import BucketLayout
+from relight.training.torch_private.distributed.ddp import BucketLayout
 
 
 class Versioned(Protocol):

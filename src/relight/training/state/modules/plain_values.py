@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import is_plain_memory
 
 MOST_BYTES = 2**20  # of one value that is kept beside the position page in every step

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.training.state.modules.slots import Slots, memory_of
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.mesh import is_distributed
 
 Name = Sequence[Any]  # strings, numbers, and names of what holds a part
 

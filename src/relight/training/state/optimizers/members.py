@@ -17,7 +17,7 @@ from relight.training.state.optimizers.parameter_groups import (
     parameters_of,
     regroup,
 )
-from relight.training.torch_private.zero import is_zero, state_of
+from relight.training.torch_private.distributed.zero import is_zero, state_of
 
 Names = list[list[str]]  # of an optimizer's parameters, by group
 

@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.own_objects import ObjectReader, ObjectWriter
 from relight.training.state.optimizers.parameter_groups import named, parameters_of, resting_of, settings_of
-from relight.training.torch_private.mesh import as_part_like, is_distributed
-from relight.training.torch_private.zero import state_of
+from relight.training.torch_private.distributed.mesh import as_part_like, is_distributed
+from relight.training.torch_private.distributed.zero import state_of
 from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import strides_of
 

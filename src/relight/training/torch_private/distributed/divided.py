@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from relight.training.torch_private.mesh import is_distributed
+from relight.training.torch_private.distributed.mesh import is_distributed
 
 Description = list[Any]  # names of the mesh's dimensions, its shape, its ranks, placements, shape, strides
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed._composable_state import _get_module_state
 
-from relight.training.torch_private.mesh import Dimension, dimensions_of
+from relight.training.torch_private.distributed.mesh import Dimension, dimensions_of
 
 
 class ShardedModules:
