@@ -14,9 +14,9 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes th
 
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts
-from relight.training.carried.values.tree_reader import Reader
-from relight.training.carried.values.tree_writer import Writer
-from relight.training.carried.values.trees import Unsupported
+from relight.training.carried.values.trees.reader import Reader
+from relight.training.carried.values.trees.words import Unsupported
+from relight.training.carried.values.trees.writer import Writer
 from relight.training.carried.values.values import changed, put_back, remember
 from relight.training.state.handed import objects
 from relight.training.state.handed.handed import Handed

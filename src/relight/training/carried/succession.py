@@ -18,10 +18,10 @@ from relight.training.carried.finding.kept import (
 )
 from relight.training.carried.finding.places import MISSING, key_of, place_of
 from relight.training.carried.finding.unrepeatable import keeps_its_order, only_grows
-from relight.training.carried.values.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
-from relight.training.carried.values.tree_reader import Reader
-from relight.training.carried.values.tree_writer import Writer
-from relight.training.carried.values.trees import TAG, Unsupported
+from relight.training.carried.values.trees.reader import Reader
+from relight.training.carried.values.trees.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
+from relight.training.carried.values.trees.words import TAG, Unsupported
+from relight.training.carried.values.trees.writer import Writer
 from relight.training.carried.values.values import changed, kind_of
 
 _WEIGHED_EVERY = 16  # captures, after the first ones

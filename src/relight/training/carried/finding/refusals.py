@@ -7,7 +7,7 @@ from torch import nn
 
 from relight.errors import UsageError
 from relight.training.carried.finding.kept import Kept
-from relight.training.carried.values.trees import name_of
+from relight.training.carried.values.trees.words import name_of
 from relight.training.script_files import is_script_file
 
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'

@@ -13,8 +13,8 @@ from relight.training.carried.finding import refusals
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.places import MISSING
 from relight.training.carried.reading.names import Found, names_of
-from relight.training.carried.values.tree_writer import write_down
-from relight.training.carried.values.trees import Unsupported, name_of
+from relight.training.carried.values.trees.words import Unsupported, name_of
+from relight.training.carried.values.trees.writer import write_down
 from relight.training.carried.values.values import kind_of
 from relight.training.script_files import is_file_of_relight
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from relight.training.carried.values.parts import Parts, is_part
-from relight.training.carried.values.trees import TAG
+from relight.training.carried.values.trees.words import TAG
 from relight.training.carried.values.values import blocks_in
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from relight.training.carried.code.refs import is_user_type
-from relight.training.carried.values.buffers import Buffers, write_view
 from relight.training.carried.values.constants import name_of_callable, write_constant
 from relight.training.carried.values.homes import STEP, Homes, is_one_object, label_of, members_of
-from relight.training.carried.values.memories import Memories, Memory
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.states import generator_state, stream_state
-from relight.training.carried.values.trees import TAG, Unsupported, class_name, name_of
+from relight.training.carried.values.trees.buffers import Buffers, write_view
+from relight.training.carried.values.trees.memories import Memories, Memory
+from relight.training.carried.values.trees.words import TAG, Unsupported, class_name, name_of
 from relight.training.carried.values.values import (
     DEEPEST,
     PLAIN,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from relight.training.carried.values.trees import TAG, Unsupported
+from relight.training.carried.values.trees.words import TAG, Unsupported
 from relight.training.carried.values.values import blocks_in, kind_of
 from relight.transfer.io.codec import dtype_of, dtype_text
 

@@ -1,0 +1,1 @@
+"""Values as trees of plain values and tensors: written down in one process, and made again in another."""
