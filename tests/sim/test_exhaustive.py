@@ -9,7 +9,7 @@ import pytest
 from relight.core.recovery.attempt import RecoveryAttempt
 from relight.sim.model.contents import Violation
 from relight.sim.model.shapes import ONE_WRITE, Pattern
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.planted.mutations import MUTATIONS, find_mutation
 from relight.sim.search import sameness
 from relight.sim.search.copies import parts_of

@@ -8,7 +8,7 @@ import pytest
 from relight.core.worker.events import StepWanted
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import leaving_schedule
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.timed.job import PRODUCTION, run_schedule
 
 SCHEDULES = 400

@@ -13,7 +13,6 @@ from relight.core.protocol.events import AgentJoined, AgentLost
 from relight.core.protocol.fault import Action
 from relight.sim.model.contents import Violation
 from relight.sim.model.fallback_tiers import FallbackTiers
-from relight.sim.model.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
 from relight.sim.model.schedule import (
     ACTIONS,
     ProcessFault,
@@ -23,7 +22,8 @@ from relight.sim.model.schedule import (
     random_schedule,
     schedule_of,
 )
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.points import OTHER_POINTS, RECOVERY_POINTS, STEP_POINTS
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.search.swarm import search, try_seed
 from relight.sim.timed.job import Parts, SimulatedJob, run_schedule
 

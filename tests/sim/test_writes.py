@@ -8,9 +8,9 @@ from relight.core.protocol.commands import Restore
 from relight.core.protocol.events import RestoreFailed, Stopped
 from relight.core.protocol.fault import Action
 from relight.sim.model.contents import Violation, reference
-from relight.sim.model.points import RECOVERY_POINTS, SHAPE_POINTS
 from relight.sim.model.schedule import ProcessFault, Schedule, schedule_of
 from relight.sim.model.shapes import SHAPES, pattern_of
+from relight.sim.model.worker.points import RECOVERY_POINTS, SHAPE_POINTS
 from relight.sim.planted.mutations import find_mutation
 from relight.sim.search.exhaustive import Script, Searched, explore, situation
 from relight.sim.search.swarm import search

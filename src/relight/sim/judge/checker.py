@@ -21,7 +21,7 @@ from relight.sim.judge.wrong_bits import WrongBits
 from relight.sim.model.contents import State, Violation, part_key, reference
 from relight.sim.model.fallback_tiers import Saved
 from relight.sim.model.shapes import ONE_WRITE, Pattern
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 
 # Why a healthy process may be killed.
 _HARMLESS_KILLS = (

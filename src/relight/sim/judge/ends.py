@@ -11,7 +11,7 @@ from relight.core.protocol.fault import Action
 from relight.core.recovery.shards import Shards
 from relight.sim.judge.restores import complete_snapshots
 from relight.sim.model.contents import Violation, digest_of, part_key
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 
 if TYPE_CHECKING:
     from relight.sim.judge.checker import Checker

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from relight.core.protocol.commands import FallbackTier, Restore
 from relight.core.protocol.events import Stopped
 from relight.sim.model.contents import Violation, part_key
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 
 if TYPE_CHECKING:
     from relight.sim.judge.checker import Checker

@@ -13,7 +13,7 @@ from relight.core.worker.snapshots import Due, Slot, SnapshotSlots, find
 from relight.sim.model.contents import State
 
 if TYPE_CHECKING:
-    from relight.sim.model.worker import SimulatedWorker
+    from relight.sim.model.worker.worker import SimulatedWorker
 
 
 class Saved(NamedTuple):

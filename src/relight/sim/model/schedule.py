@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from relight.core.protocol.fault import Action
-from relight.sim.model.points import OTHER_POINTS, RECOVERY_POINTS, SHAPE_POINTS, STEP_POINTS
 from relight.sim.model.shapes import SHAPES
+from relight.sim.model.worker.points import OTHER_POINTS, RECOVERY_POINTS, SHAPE_POINTS, STEP_POINTS
 
 ACTIONS = (Action.KILL, Action.FREEZE, Action.RAISE, Action.EXIT, Action.LOOP, Action.CUT)
 

@@ -10,7 +10,7 @@ from relight.sim.model.shapes import Pattern
 if TYPE_CHECKING:
     from relight.sim.model.fallback_tiers import FallbackTiers, Saved
     from relight.sim.model.network import Group, Rendezvous
-    from relight.sim.model.worker import SimulatedWorker
+    from relight.sim.model.worker.worker import SimulatedWorker
 
 
 class Bits(Protocol):

@@ -9,11 +9,11 @@ from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.snapshots import SnapshotSlots
 from relight.core.worker.states import State as Stand
-from relight.sim.model import recovery, writes
 from relight.sim.model.contents import next_private
 from relight.sim.model.fallback_tiers import FallbackTiers, SavedSlot
 from relight.sim.model.shapes import Shape, learner
-from relight.sim.model.worker import CarryOut, Continue, SimulatedWorker
+from relight.sim.model.worker import recovery, writes
+from relight.sim.model.worker.worker import CarryOut, Continue, SimulatedWorker
 
 _POINTS = SimulatedWorker.points
 _CARRY_OUTS = SimulatedWorker.carry_outs

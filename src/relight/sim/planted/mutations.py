@@ -16,7 +16,7 @@ from relight.core.recovery.decision import decide
 from relight.core.worker.worker import Worker
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import Schedule, random_schedule
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.planted import controllers, detectors, executions, fallbacks, rules, supplies, workers
 from relight.sim.timed.job import Parts, SimulatedJob
 

@@ -7,7 +7,7 @@ from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Restore, Stop
 from relight.core.protocol.position import Phase
 from relight.sim.model.network import Group
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.world.world import Action
 
 if TYPE_CHECKING:

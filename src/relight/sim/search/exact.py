@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 
 from relight.core.worker.worker import Worker
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 
 
 def exact_key(worker: SimulatedWorker) -> Hashable:

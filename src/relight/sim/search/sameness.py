@@ -31,7 +31,7 @@ from relight.sim.model.contents import reference
 from relight.sim.model.network import Copying, Group
 from relight.sim.model.page import Page
 from relight.sim.model.shapes import ONE_WRITE, Pattern
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.wire.messages import CopyPrivate
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Restore
 from relight.core.protocol.fault import Action as Fault
 from relight.sim.model.contents import Violation
-from relight.sim.model.recovery import break_connections
 from relight.sim.model.shapes import ONE_WRITE, Pattern
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.recovery import break_connections
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.search import sameness
 from relight.sim.search.choices import IDLE_WAITS, at_once, choices, to_the_dead
 from relight.sim.search.copies import copy_controller, exact_key

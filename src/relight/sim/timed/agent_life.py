@@ -12,7 +12,7 @@ from relight.agent.decisions.host import Dying, Started
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Spawn
 from relight.core.protocol.position import Position
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.timed.faults import be_silent
 from relight.sim.timed.hosts import Host
 from relight.sim.world import node

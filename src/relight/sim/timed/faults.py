@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 from relight.core.protocol.fault import Action as Fault
 from relight.core.protocol.position import IN_STEP, Phase
-from relight.sim.model.recovery import break_connections
 from relight.sim.model.schedule import NetworkFault, ProcessFault
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.recovery import break_connections
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.timed.hosts import Host
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Kill
 from relight.core.protocol.fault import Action as Fault
 from relight.sim.model.schedule import NetworkFault
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 
 if TYPE_CHECKING:
     from relight.sim.timed.job import SimulatedJob

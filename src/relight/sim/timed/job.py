@@ -15,10 +15,10 @@ from relight.core.protocol.commands import CancelHost, Command, EndJob, OrderHos
 from relight.core.protocol.gathering import HOLD_SECONDS
 from relight.sim.model.contents import Violation
 from relight.sim.model.network import Group
-from relight.sim.model.points import PAUSES
 from relight.sim.model.schedule import Schedule
 from relight.sim.model.shapes import pattern_of
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.points import PAUSES
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.timed.agent_life import AgentLife
 from relight.sim.timed.channels import Channels
 from relight.sim.timed.controller_life import ControllerLife

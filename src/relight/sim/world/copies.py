@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from relight.core.protocol.commands import Restore
 from relight.sim.model.contents import Violation, part_key
 from relight.sim.model.network import Copying
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 
 if TYPE_CHECKING:
     from relight.sim.world.world import World

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from relight.core.protocol.commands import Save
 from relight.sim.model.contents import derived_private
 from relight.sim.model.fallback_tiers import Saved
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.world import groups
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from relight.sim.judge.checker import Checker
 from relight.sim.model.fallback_tiers import Disk, FallbackTiers, Saved
 from relight.sim.model.network import Group, Rendezvous
 from relight.sim.model.shapes import ONE_WRITE, Pattern
-from relight.sim.model.worker import SimulatedWorker
+from relight.sim.model.worker.worker import SimulatedWorker
 from relight.sim.world import copies, groups, node, tiers
 from relight.sim.world.agent import SimulatedAgent
 from relight.sim.world.orders import carry_out

@@ -22,7 +22,7 @@ from relight.sim.model.contents import (
 from relight.sim.model.shapes import seen_pattern
 
 if TYPE_CHECKING:
-    from relight.sim.model.worker import SimulatedWorker as Worker
+    from relight.sim.model.worker.worker import SimulatedWorker as Worker
 
 
 # In what a rank brings to a barrier:

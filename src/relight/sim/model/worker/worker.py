@@ -17,14 +17,14 @@ from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker.events import CollectiveBroke, Event, Interrupted
 from relight.core.worker.worker import Worker
-from relight.sim.model import recovery, step
 from relight.sim.model.contents import FIRST_STATE, State
 from relight.sim.model.fallback_tiers import FallbackTiers
 from relight.sim.model.network import Copying
 from relight.sim.model.page import Page
-from relight.sim.model.points import COLLECTIVES, PATIENCE_SECONDS, PAUSE_BEFORE, PAUSES, WAITS
 from relight.sim.model.shapes import Shape, learner
 from relight.sim.model.surroundings import Surroundings
+from relight.sim.model.worker import recovery, step
+from relight.sim.model.worker.points import COLLECTIVES, PATIENCE_SECONDS, PAUSE_BEFORE, PAUSES, WAITS
 
 Continue = Callable[["SimulatedWorker"], None]
 CarryOut = Callable[["SimulatedWorker", act.Action], Event | None]

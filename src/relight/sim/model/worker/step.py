@@ -8,7 +8,6 @@ from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State as Stand
-from relight.sim.model import writes
 from relight.sim.model.contents import (
     State,
     contribution,
@@ -18,9 +17,10 @@ from relight.sim.model.contents import (
     part_key,
 )
 from relight.sim.model.shapes import learnt_shape
+from relight.sim.model.worker import writes
 
 if TYPE_CHECKING:
-    from relight.sim.model.worker import SimulatedWorker as Worker
+    from relight.sim.model.worker.worker import SimulatedWorker as Worker
 
 
 # --- start --------------------------------------------------------------------------------------------------------

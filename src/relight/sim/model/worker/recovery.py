@@ -12,15 +12,15 @@ from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State as Stand
-from relight.sim.model import taking
 from relight.sim.model.contents import Violation
-from relight.sim.model.points import CONNECT_SECONDS, PATIENCE_SECONDS
-from relight.sim.model.step import digest
-from relight.sim.model.taking import fail, lack_private, order_of
-from relight.sim.model.writes import confirm, roll_back
+from relight.sim.model.worker import taking
+from relight.sim.model.worker.points import CONNECT_SECONDS, PATIENCE_SECONDS
+from relight.sim.model.worker.step import digest
+from relight.sim.model.worker.taking import fail, lack_private, order_of
+from relight.sim.model.worker.writes import confirm, roll_back
 
 if TYPE_CHECKING:
-    from relight.sim.model.worker import SimulatedWorker as Worker
+    from relight.sim.model.worker.worker import SimulatedWorker as Worker
 
 
 # --- the link thread ----------------------------------------------------------------------------------------------

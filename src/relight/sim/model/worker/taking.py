@@ -9,10 +9,10 @@ from relight.core.worker import events as happened
 from relight.sim.model.contents import derived_private, part_key
 from relight.sim.model.fallback_tiers import FallbackTiers, Saved
 from relight.sim.model.network import Copying
-from relight.sim.model.writes import drop_pre_images
+from relight.sim.model.worker.writes import drop_pre_images
 
 if TYPE_CHECKING:
-    from relight.sim.model.worker import SimulatedWorker as Worker
+    from relight.sim.model.worker.worker import SimulatedWorker as Worker
 
 
 def _copy(worker: "Worker", action: act.Action) -> happened.Event | None:  # noqa: ARG001
