@@ -24,7 +24,7 @@ CORE = Path(relight.core.__file__).parent
 KINDS = ("events", "commands", "actions")  # the names of files of the core that define messages
 OTHERS = {  # machines outside of the core, whose files define more than messages: the unions to show
     "relight.agent.decisions.host": {"Event": "Events of the agent", "Action": "Actions of the agent"},
-    "relight.transfer.plan.orders": {"Order": "Orders of a weight update"},
+    "relight.transfer.plan.update.orders": {"Order": "Orders of a weight update"},
 }
 
 INTRODUCTION = """\

@@ -29,10 +29,10 @@ from torch import nn
 import relight
 from benchmarks.weights.packing import flat_for, packed, unpack
 from benchmarks.weights.shapes import MIB, MODELS
-from relight.transfer.plan.result import Published
 from relight.transfer.plan.schedule import Form
 from relight.transfer.plan.timings import overlap, stages_of
-from relight.transfer.plan.way import Way
+from relight.transfer.plan.update.result import Published
+from relight.transfer.plan.update.way import Way
 from relight.transfer.publish.source import Source
 from relight.transfer.tensors import lent_weights, staging, weights
 from relight.transfer.tensors.lent_weights import LentWeights

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 
-from relight.transfer.plan.progress import describe_publishing, describe_restores
+from relight.transfer.plan.update.progress import describe_publishing, describe_restores
 from relight.wire.messages import StatusUpdate
 from relight.words import count
 

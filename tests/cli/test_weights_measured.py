@@ -11,8 +11,8 @@ from rich.console import Console
 
 from relight.timeline.draw.terminal import ASCII, UNICODE
 from relight.timeline.draw.weights import Doing, Figure, Use, draw_update
-from relight.transfer.plan.result import Published, Stage, UpdateProgress
 from relight.transfer.plan.timings import measure, plan_again
+from relight.transfer.plan.update.result import Published, Stage, UpdateProgress
 from relight.weights import screen as weights_screen
 from relight.weights.figure import MEASURED_WORDS, drawn_buckets, figure_of_measured, print_figure
 from relight.weights.screen import Screen, describe_progress

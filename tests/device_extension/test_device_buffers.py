@@ -18,8 +18,8 @@ late = pytest.importorskip("tests.device_extension.late", reason="not built: mak
 
 from relight.errors import TransferError  # noqa: E402 - the device is chosen once, when it is there
 from relight.transfer.plan.plan import plan_buckets  # noqa: E402
-from relight.transfer.plan.result import Published  # noqa: E402
-from relight.transfer.plan.way import Way  # noqa: E402
+from relight.transfer.plan.update.result import Published  # noqa: E402
+from relight.transfer.plan.update.way import Way  # noqa: E402
 from relight.transfer.tensors import device_buffers  # noqa: E402
 from relight.transfer.tensors.device import CopyStreams  # noqa: E402
 from relight.transfer.tensors.device_buffers import DeviceBuffers, ImportedBuffers, SourceOnDevice  # noqa: E402

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.transfer.plan.way import Way
+from relight.transfer.plan.update.way import Way
 from tests.transfer.fleet import Fleet
 
 

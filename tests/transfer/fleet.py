@@ -24,8 +24,8 @@ from relight.transfer.engine.engine_session import EngineSession
 from relight.transfer.engine.receiver import Receiver, make_target
 from relight.transfer.io.messages import BucketLoaded, LoadBucket
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.plan.result import Published
-from relight.transfer.plan.way import Way
+from relight.transfer.plan.update.result import Published
+from relight.transfer.plan.update.way import Way
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.tensors.lent_weights import LentWeights
 from relight.transfer.tensors.targets import Pairs, Target

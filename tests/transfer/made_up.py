@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from relight.transfer.plan.plan import Bucket, Piece
-from relight.transfer.plan.result import SELF, Published, Stage
+from relight.transfer.plan.update.result import SELF, Published, Stage
 
 BUCKET_BYTES = 64
 ORIGIN_NS = 5_000_000_000  # of the update: the clock did not begin with it

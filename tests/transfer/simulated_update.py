@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from relight.transfer.plan.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
 from relight.transfer.plan.schedule import Form, Schedule, make_schedule
-from relight.transfer.plan.update import Timeouts, Update
+from relight.transfer.plan.update.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
+from relight.transfer.plan.update.update import Timeouts, Update
 
 STALL = 4.0
 _TICK = 1.0

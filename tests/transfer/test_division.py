@@ -17,7 +17,7 @@ from relight.errors import MissingPartsError, TransferError, UsageError
 from relight.transfer.plan.division import LocalOffsets, ShardSpec, as_known, divide, find_entries, parts_of
 from relight.transfer.plan.manifest import Entry, Manifest, Part, make_manifest
 from relight.transfer.plan.plan import ALIGNMENT, Bucket, Piece, plan_buckets
-from relight.transfer.plan.result import SELF, Published
+from relight.transfer.plan.update.result import SELF, Published
 from relight.transfer.publish.source import SourceLink
 from relight.transfer.tensors.device_staging import DeviceStaging
 from relight.transfer.tensors.targets import Pairs

@@ -17,8 +17,8 @@ import relight
 from relight.errors import TransferError
 from relight.transfer.io.lent import BorrowedMemory, LentMemory
 from relight.transfer.plan.plan import Bucket, offsets_of, plan_buckets
-from relight.transfer.plan.result import Published
-from relight.transfer.plan.way import Way, choose_way
+from relight.transfer.plan.update.result import Published
+from relight.transfer.plan.update.way import Way, choose_way
 from relight.transfer.publish.source import Source
 from relight.transfer.tensors.lent_weights import LentWeights, place_of
 from relight.transfer.tensors.staging import Staging

@@ -12,8 +12,8 @@ import torch
 from relight.errors import TransferError, UsageError
 from relight.transfer.engine.receiver import Receiver
 from relight.transfer.plan.plan import Bucket, plan_buckets
-from relight.transfer.plan.result import SELF, UpdateProgress
 from relight.transfer.plan.schedule import Form
+from relight.transfer.plan.update.result import SELF, UpdateProgress
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.tensors.targets import Pairs
 from relight.transfer.tensors.weights import TensorSource, digest_weights, weights_of

@@ -14,7 +14,7 @@ import torch
 
 from relight.errors import TransferError
 from relight.transfer.engine.receiver import Receiver
-from relight.transfer.plan.result import Published
+from relight.transfer.plan.update.result import Published
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.relay.publish_bridge import PublishBridge

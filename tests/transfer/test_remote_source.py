@@ -9,7 +9,7 @@ import pytest
 
 import relight
 from relight.errors import TransferError
-from relight.transfer.plan.result import SELF
+from relight.transfer.plan.update.result import SELF
 from relight.transfer.publish.source import FixedVersion
 from relight.transfer.relay.remote_source import RemoteSourceLink, SourceBridge
 from relight.transfer.tensors.weights import PartSource

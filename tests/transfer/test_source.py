@@ -11,7 +11,7 @@ import torch
 import relight
 from relight.errors import TransferError
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.plan.result import SELF
+from relight.transfer.plan.update.result import SELF
 from relight.transfer.publish.source import SourceLink
 from relight.transfer.tensors.weights import TensorSource
 

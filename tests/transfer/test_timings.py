@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.transfer.plan.result import SELF, Published
 from relight.transfer.plan.schedule import Form
 from relight.transfer.plan.timings import Work, measure, overlap, plan_again
+from relight.transfer.plan.update.result import SELF, Published
 from tests.transfer.made_up import (
     ABANDONED,
     ALL,

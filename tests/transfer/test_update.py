@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from relight.transfer.plan.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
 from relight.transfer.plan.schedule import Form, Kind, make_schedule
-from relight.transfer.plan.update import Timeouts, Update
+from relight.transfer.plan.update.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
+from relight.transfer.plan.update.update import Timeouts, Update
 from tests.transfer.simulated_update import STALL, MakeUpdate, ViolationError, World
 
 SEEDS = 3000

@@ -11,7 +11,7 @@ from relight.core.recovery.decision import describe_target
 from relight.timeline.draw.terminal import duration
 from relight.timeline.report import plain
 from relight.transfer.plan.manifest import describe_bytes
-from relight.transfer.plan.progress import describe_publishing, describe_restores
+from relight.transfer.plan.update.progress import describe_publishing, describe_restores
 from relight.watch.run_dir import State
 from relight.watch.status import RankLine, Status
 from relight.words import count

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from relight.timeline.draw.terminal import ASCII, UNICODE
 from relight.timeline.draw.weights import MAX_DEVICES, Doing, Figure, Use, draw_update, legend_of_update
 from relight.transfer.plan.cost import Span
-from relight.transfer.plan.result import Published, Stage
 from relight.transfer.plan.schedule import IPC_BUFFERS, Kind, Schedule
 from relight.transfer.plan.timings import stages_of
+from relight.transfer.plan.update.result import Published, Stage
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,7 @@ from relight.errors import RelightError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from relight.transfer.plan.manifest import Manifest
-    from relight.transfer.plan.result import Published
+    from relight.transfer.plan.update.result import Published
     from relight.transfer.publish.publisher import Publisher
     from relight.transfer.tensors.checkpoint import Checkpoint
     from relight.weights.screen import Screen

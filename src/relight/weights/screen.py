@@ -12,7 +12,7 @@ from rich.text import Text
 
 from relight.timeline.draw.terminal import duration
 from relight.transfer.plan.manifest import describe_bytes
-from relight.transfer.plan.result import UpdateProgress
+from relight.transfer.plan.update.result import UpdateProgress
 from relight.weights.summary import printable, rate
 
 PLAIN_SECONDS = 10.0  # between two lines of progress where there is no bar

@@ -7,9 +7,9 @@ from rich.text import Text
 
 from relight.transfer.plan.cost import describe_seconds
 from relight.transfer.plan.manifest import describe_bytes
-from relight.transfer.plan.result import Published
 from relight.transfer.plan.timings import Measured, Work
-from relight.transfer.plan.way import Way
+from relight.transfer.plan.update.result import Published
+from relight.transfer.plan.update.way import Way
 from relight.words import count
 
 Fact = tuple[str, str]

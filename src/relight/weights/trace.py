@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from relight.timeline.draw.perfetto import Slice, encode_trace
 from relight.transfer.plan.cost import Span
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.plan.result import Published, Stage
 from relight.transfer.plan.schedule import Kind, Schedule
 from relight.transfer.plan.timings import Measured, stages_of
+from relight.transfer.plan.update.result import Published, Stage
 
 
 def trace_of(

@@ -12,7 +12,7 @@ import torch
 from relight.errors import TransferError, UsageError
 from relight.transfer.plan.manifest import Entry, Manifest, make_manifest
 from relight.transfer.plan.plan import Piece
-from relight.transfer.plan.result import Published
+from relight.transfer.plan.update.result import Published
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.tensors.device import settle

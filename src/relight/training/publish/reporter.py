@@ -4,7 +4,7 @@ import threading
 import time
 
 from relight.training.process.runtime import Runtime
-from relight.transfer.plan.result import Published, UpdateProgress
+from relight.transfer.plan.update.result import Published, UpdateProgress
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.publisher import Publisher
 from relight.wire.status import EngineVersion, PublishStatus

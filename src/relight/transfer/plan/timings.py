@@ -10,8 +10,8 @@ import msgspec
 
 from relight.transfer.plan.cost import Costs, Span, simulate
 from relight.transfer.plan.plan import Bucket
-from relight.transfer.plan.result import Published, Stage
 from relight.transfer.plan.schedule import Form, Schedule, make_schedule
+from relight.transfer.plan.update.result import Published, Stage
 
 Interval = tuple[int, int]
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from relight.transfer.io.buffers import Buffer
-from relight.transfer.plan.orders import Write
-from relight.transfer.plan.result import SELF, Stage
+from relight.transfer.plan.update.orders import Write
+from relight.transfer.plan.update.result import SELF, Stage
 from relight.transfer.publish.publication import Publication
 
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from relight.transfer.plan.result import Published, UpdateProgress
+from relight.transfer.plan.update.result import Published, UpdateProgress
 
 
 def _say_nothing(_: str) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from relight.transfer.io.buffers import Buffer, close_buffers
 from relight.transfer.io.messages import Welcome
-from relight.transfer.plan.result import Stage
 from relight.transfer.plan.schedule import Form
-from relight.transfer.plan.update import Timeouts
+from relight.transfer.plan.update.result import Stage
+from relight.transfer.plan.update.update import Timeouts
 from relight.transfer.publish.bucket_writer import BucketWriter
 from relight.transfer.publish.mailbox import Mailbox
 from relight.transfer.publish.members import Member, Members

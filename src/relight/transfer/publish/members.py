@@ -15,7 +15,7 @@ from relight.errors import ProtocolError
 from relight.transfer.io import messages as msg
 from relight.transfer.io.channel import Channel
 from relight.transfer.plan.division import ShardSpec
-from relight.transfer.plan.result import SELF
+from relight.transfer.plan.update.result import SELF
 
 HELLO_SECONDS = 5.0
 

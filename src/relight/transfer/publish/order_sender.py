@@ -5,8 +5,8 @@ import time
 import msgspec
 
 from relight.transfer.io.messages import AbandonUpdate, CommitUpdate, EngineHello, LoadBucket, Release, WriteBucket
-from relight.transfer.plan.orders import Commit, Load, Write
-from relight.transfer.plan.result import SELF
+from relight.transfer.plan.update.orders import Commit, Load, Write
+from relight.transfer.plan.update.result import SELF
 from relight.transfer.publish.bucket_writer import BucketWriter
 from relight.transfer.publish.members import Member, Members
 from relight.transfer.publish.publication import Publication

@@ -8,10 +8,10 @@ from relight.transfer.io.messages import Begin
 from relight.transfer.plan.division import Division
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket, bucket_bytes_for, plan_buckets
-from relight.transfer.plan.result import SELF, Published, Stage, UpdateProgress
 from relight.transfer.plan.schedule import IPC_BUFFERS, Form, make_schedule
-from relight.transfer.plan.update import Timeouts, Update
-from relight.transfer.plan.way import Way, WayChoice, choose_way
+from relight.transfer.plan.update.result import SELF, Published, Stage, UpdateProgress
+from relight.transfer.plan.update.update import Timeouts, Update
+from relight.transfer.plan.update.way import Way, WayChoice, choose_way
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.members import Member
 from relight.transfer.publish.source import DeviceSource, Lender, Source, why_copied

@@ -15,9 +15,9 @@ from relight.transfer.io.channel import listen, socket_path
 from relight.transfer.plan.division import Division, ShardSpec, divide
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import DEFAULT_BUCKET_BYTES, plan_buckets
-from relight.transfer.plan.result import SELF, Published
 from relight.transfer.plan.schedule import IPC_BUFFERS, Form
-from relight.transfer.plan.update import Timeouts
+from relight.transfer.plan.update.result import SELF, Published
+from relight.transfer.plan.update.update import Timeouts
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.loop import PublisherLoop
 from relight.transfer.publish.members import EngineState

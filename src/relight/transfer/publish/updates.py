@@ -11,10 +11,10 @@ from typing import Any
 from relight.errors import TransferError
 from relight.transfer.io import messages as msg
 from relight.transfer.plan.manifest import describe_bytes
-from relight.transfer.plan.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
-from relight.transfer.plan.result import SELF, Published, Stage
 from relight.transfer.plan.schedule import Form
-from relight.transfer.plan.update import Timeouts
+from relight.transfer.plan.update.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
+from relight.transfer.plan.update.result import SELF, Published, Stage
+from relight.transfer.plan.update.update import Timeouts
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.mailbox import Mailbox
 from relight.transfer.publish.members import Member, Members

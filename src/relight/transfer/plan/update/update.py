@@ -18,8 +18,8 @@ An engine takes the new version only at `Commit`, which is ordered when every re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from relight.transfer.plan.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
 from relight.transfer.plan.schedule import Kind, Operation, Schedule
+from relight.transfer.plan.update.orders import Abandon, Commit, Drop, Finished, Load, Order, Write
 
 MAX_LOADS = 3  # of one bucket by one engine: as it was written, once more, and after it was written again
 

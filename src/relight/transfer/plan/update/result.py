@@ -2,7 +2,7 @@
 
 import msgspec
 
-from relight.transfer.plan.way import Way
+from relight.transfer.plan.update.way import Way
 
 SELF = "publisher"  # the name of the source that it is itself
 
