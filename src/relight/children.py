@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.agent.processes.probes import start_time, state
+from relight.agent.processes.readings.probes import start_time, state
 
 
 class _Listed(msgspec.Struct):

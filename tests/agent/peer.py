@@ -19,8 +19,8 @@ import msgspec
 import psutil
 
 from relight.agent.processes.adoption import open_pages
-from relight.agent.processes.page import Page
-from relight.agent.processes.probes import environment
+from relight.agent.processes.readings.page import Page
+from relight.agent.processes.readings.probes import environment
 from relight.core.protocol.commands import Kill, Spawn
 from relight.core.protocol.events import ProcessExited, ProcessStarted
 from relight.wire.connection.framing import decode, encode_frame, encode_payload, make_decoder

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from relight.agent.processes.adoption import adopt, kill_unadoptable
-from relight.agent.processes.page import Pages
-from relight.agent.processes.probes import MemoryKills, environment, start_time
 from relight.agent.processes.process_table import Record
+from relight.agent.processes.readings.page import Pages
+from relight.agent.processes.readings.probes import MemoryKills, environment, start_time
 from relight.core.protocol.events import ProcessExited, ProcessStarted
 from relight.errors import ProtocolError
 from relight.wire.messages import CopyPrivate, ForgetProcess, Samples, StoreReply

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relight.agent.processes.page import MAX_PRIVATE_BYTES, Page, Pages
+from relight.agent.processes.readings.page import MAX_PRIVATE_BYTES, Page, Pages
 from relight.core.protocol.position import (
     BATCH_MARK,
     LIFE_LOCK_OFFSET,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.agent.processes.probes import MemoryKills, Probe, environment, start_time
+from relight.agent.processes.readings.probes import MemoryKills, Probe, environment, start_time
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from relight.agent.processes.page import Pages
-from relight.agent.processes.probes import MemoryKills
 from relight.agent.processes.process import Launch, Process, has_ended, spawn, worker_environment
+from relight.agent.processes.readings.page import Pages
+from relight.agent.processes.readings.probes import MemoryKills
 from relight.wire.settings import JobSettings
 
 DEADLINE_SECONDS = 30.0

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from relight.agent.processes.page import Pages
-from relight.agent.processes.probes import MemoryKills, environment
 from relight.agent.processes.process import Launch, Process, spawn, template_environment
+from relight.agent.processes.readings.page import Pages
+from relight.agent.processes.readings.probes import MemoryKills, environment
 from relight.agent.processes.template import COMMAND, Template
 from relight.wire.settings import JobSettings, encode_settings
 from relight.wire.template import ROOM_VARIABLE, SHARED_VARIABLE, Forked

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from relight.agent.processes.page import Page
+from relight.agent.processes.readings.page import Page
 from relight.core.protocol.events import WorkerNotice
 from relight.core.protocol.position import (
     MAPPING_BYTES,

@@ -14,9 +14,9 @@ from relight.agent.processes.adoption import adopt, adopt_all, find_shared_barri
 from relight.agent.processes.host_pages import HostPages
 from relight.agent.processes.link import Mailbox, Reception
 from relight.agent.processes.output import Output, Printer
-from relight.agent.processes.probes import MemoryKills, start_time
 from relight.agent.processes.process import STATUS_UNKNOWN, Launch, Process
 from relight.agent.processes.process_table import ProcessTable, Record
+from relight.agent.processes.readings.probes import MemoryKills, start_time
 from relight.agent.processes.stacks import capture_stack
 from relight.agent.processes.starter import Starter
 from relight.agent.traces import TraceReporter

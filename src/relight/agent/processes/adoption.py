@@ -5,10 +5,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from relight.agent.processes import probes
-from relight.agent.processes.page import Pages
 from relight.agent.processes.process import Process, has_ended
 from relight.agent.processes.process_table import Record
+from relight.agent.processes.readings import probes
+from relight.agent.processes.readings.page import Pages
 from relight.errors import ProtocolError
 from relight.wire.shared_barrier import MAX_RANKS, SharedBarrier
 

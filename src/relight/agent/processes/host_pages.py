@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from relight.agent.processes.adoption import open_pages
 from relight.agent.processes.link import MAX_RELAYED_BYTES
-from relight.agent.processes.page import Page, Pages
 from relight.agent.processes.process import Process
 from relight.agent.processes.process_table import Record
+from relight.agent.processes.readings.page import Page, Pages
 from relight.core.protocol.position import Position
 from relight.wire.messages import CopyPrivate, PrivateState, TakePrivate
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from relight.agent.processes.page import Page, Pages
-from relight.agent.processes.probes import MemoryKills, Probe
+from relight.agent.processes.readings.page import Page, Pages
+from relight.agent.processes.readings.probes import MemoryKills, Probe
 from relight.agent.processes.template import Template
 from relight.wire.settings import JobSettings
 

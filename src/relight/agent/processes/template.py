@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from relight.agent.processes.probes import exit_status
+from relight.agent.processes.readings.probes import exit_status
 from relight.wire.template import (
     GO,
     MOST_BYTES,

@@ -59,7 +59,7 @@ def usual_step_ns(position: Position) -> int:
 
 
 # Layout: nineteen little-endian words. The private state's two slots and the phase trace follow the page in the
-# same mapping (read by agent/processes/page.py, written by training/connection/page.py).
+# same mapping (read by agent/processes/readings/page.py, written by training/connection/page.py).
 _LAYOUT = struct.Struct("<14qd4q")
 PAGE_BYTES = 4096
 TRACE_RECORDS = 8192

@@ -6,7 +6,7 @@ The main thread's stack alone: an interrupted thread's own frames are safe to re
 import os
 from pathlib import Path
 
-from relight.agent.processes.probes import environment
+from relight.agent.processes.readings.probes import environment
 from relight.agent.processes.stacks import NoStack, take_stack
 from relight.core.membership.members import Process
 from relight.wire.stacks import MAIN_STACK

@@ -79,7 +79,7 @@ class Page:
         return slot[1] if slot is not None and slot[0] == version else None
 
     def inherit(self, version: int, private: int) -> None:
-        """agent/processes/page.py: what a predecessor left, unless the process has some of its own by now."""
+        """agent/processes/readings/page.py: what a predecessor left, unless the process has some of its own by now."""
         if max(self.words) < 0:
             self.slots[version % 2] = (version, private)
 
