@@ -17,7 +17,7 @@ from relight.goodput import command as goodput_command
 from relight.launch import hosts_command
 from relight.launch.submit import slurm
 from relight.prove import command as prove_command
-from relight.prove import doctor_command
+from relight.prove.doctor import command as doctor_command
 from relight.watch import command as watch_command
 from relight.weights import command as weights_command
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.prove.source import trains_without_relight
+from relight.prove.doctor.source import trains_without_relight
 from tests.cli.command import Command, Result
 from tests.cli.conftest import Relight
 

@@ -16,7 +16,7 @@ from relight.prove.command import add_launch_flags, as_for_run, show, tell
 from relight.wire.settings import VERIFICATION, JobSettings
 
 if TYPE_CHECKING:
-    from relight.prove.diagnosis import Diagnosis
+    from relight.prove.doctor.diagnosis import Diagnosis
 
 STEPS = 6
 LEAST_STEPS = 4  # what a script carries is compared in its first three
@@ -62,8 +62,8 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> None:
 def _doctor(arguments: argparse.Namespace) -> int:
     from relight.config import build_settings, check_script, count_workers
     from relight.flags import hint_at_misplaced_flags
-    from relight.prove.diagnosis import STATUSES, explain_diagnosis, without_relight
-    from relight.prove.source import trains_without_relight
+    from relight.prove.doctor.diagnosis import STATUSES, explain_diagnosis, without_relight
+    from relight.prove.doctor.source import trains_without_relight
 
     if arguments.steps < LEAST_STEPS:
         raise UsageError(f"--steps {arguments.steps}: expected {LEAST_STEPS} or more")
@@ -90,7 +90,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _examine(settings: JobSettings, steps: int) -> "Diagnosis":
     """Run the job, and read what it left."""
     from relight.prove.attempt import newest_lines, run_attempt
-    from relight.prove.diagnosis import diagnose
+    from relight.prove.doctor.diagnosis import diagnose
     from relight.server.records.journal import read_journal
     from relight.wire.examined import read_examined
     from relight.words import count
