@@ -40,7 +40,7 @@ from relight.training.transaction.transaction import Transaction
 from relight.training.worker.lineage import next_lineage
 from relight.training.worker.step.phases import BackwardHooks, gates_for
 from relight.transfer.io.codec import encode_tree
-from relight.wire.shared_barrier import SharedBarrier
+from relight.wire.memory.shared_barrier import SharedBarrier
 
 CALLS = 400
 BACKWARDS = 300

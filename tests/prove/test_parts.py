@@ -12,7 +12,7 @@ from relight.prove.compare import Change, Difference, collect, compared, first_d
 from relight.prove.faults import POINTS, plan_rounds
 from relight.prove.names import uses_of
 from relight.prove.result import DIFFERENT, EQUAL, FAILED, NOTHING, Proof, RoundResult, explain_proof, verdict_of
-from relight.wire.evidence import Operation, StepEvidence
+from relight.wire.records.evidence import Operation, StepEvidence
 
 
 # --- failures -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from relight.errors import StepInterrupted
 from relight.training.collectives.barrier_allreduce import BarrierAllReduce, SharedMemoryAllReduce
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.torch_private.distributed.groups import make_generation_group
-from relight.wire.shared_barrier import MAX_NUMBERS, SharedBarrier
+from relight.wire.memory.shared_barrier import MAX_NUMBERS, SharedBarrier
 
 RANKS = 3
 DEADLINE_SECONDS = 30.0

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from relight.wire import lifelock
+from relight.wire.memory import lifelock
 
 
 def fork_holder(mapping: mmap.mmap, offset: int, die: Callable[[], object]) -> int:

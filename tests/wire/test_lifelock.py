@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relight.wire import lifelock
+from relight.wire.memory import lifelock
 from tests.wire.holder import fork_holder, wait_for_a_signal
 
 DEADLINE_SECONDS = 30

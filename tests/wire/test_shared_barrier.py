@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from relight.wire.shared_barrier import _ENTRIES_OFFSET, MAX_NUMBERS, SharedBarrier
+from relight.wire.memory.shared_barrier import _ENTRIES_OFFSET, MAX_NUMBERS, SharedBarrier
 
 RANKS = 3
 DEADLINE_SECONDS = 60

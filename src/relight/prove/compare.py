@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from relight.core.account.report import JobReport, RecoveryReport
-from relight.wire.evidence import Operation, StepEvidence
+from relight.wire.records.evidence import Operation, StepEvidence
 
 Attempt = Mapping[tuple[int, int], StepEvidence]  # by step and rank: what counts in the end
 MISSING = "(not there)"

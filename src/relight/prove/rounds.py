@@ -16,7 +16,7 @@ from relight.prove.compare import Attempt, Difference, collect, compared, first_
 from relight.prove.names import Uses, uses_of
 from relight.prove.result import Proof, RoundResult, describe_faults, verdict_of
 from relight.server.records.journal import read_journal
-from relight.wire.evidence import read_evidence
+from relight.wire.records.evidence import read_evidence
 from relight.wire.settings import JobSettings
 from relight.words import count
 

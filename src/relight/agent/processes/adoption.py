@@ -10,7 +10,7 @@ from relight.agent.processes.process_table import Record
 from relight.agent.processes.readings import probes
 from relight.agent.processes.readings.page import Pages
 from relight.errors import ProtocolError
-from relight.wire.shared_barrier import MAX_RANKS, SharedBarrier
+from relight.wire.memory.shared_barrier import MAX_RANKS, SharedBarrier
 
 
 def adopt(name: str, pid: int, private_dir: Path, record: Record | None) -> Process:

@@ -92,7 +92,7 @@ def _examine(settings: JobSettings, steps: int) -> "Diagnosis":
     from relight.prove.attempt import newest_lines, run_attempt
     from relight.prove.doctor.diagnosis import diagnose
     from relight.server.records.journal import read_journal
-    from relight.wire.examined import read_examined
+    from relight.wire.records.examined import read_examined
     from relight.words import count
 
     settings = msgspec.structs.replace(settings, stop_after=steps, examined=True, max_failures=0)

@@ -8,7 +8,7 @@ import msgspec
 
 from relight.core.account.report import JobReport
 from relight.core.protocol.events import BitsDoubted, Event, TrainingEntered, WorkerFailed, WorkerNotice
-from relight.wire.examined import Examined, Protected
+from relight.wire.records.examined import Examined, Protected
 from relight.words import count
 
 NOTHING = "nothing to change"

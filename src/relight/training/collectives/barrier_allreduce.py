@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from relight.errors import StepInterrupted
-from relight.wire.shared_barrier import MAX_NUMBERS, MAX_RANKS, SharedBarrier
+from relight.wire.memory.shared_barrier import MAX_NUMBERS, MAX_RANKS, SharedBarrier
 
 _NOT_SHARED = 0
 # Posting and abandoning wake the sleepers at once. On processors that reorder stores a wake-up may come late.

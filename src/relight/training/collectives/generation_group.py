@@ -25,7 +25,7 @@ from relight.training.torch_private.distributed.groups import (
     cpu_backend,
     make_generation_group,
 )
-from relight.wire.shared_barrier import SharedBarrier
+from relight.wire.memory.shared_barrier import SharedBarrier
 
 _STUCK_SECONDS = 0.05  # after the cut, operations fail within milliseconds, or never
 _POLL_SECONDS = 0.002

@@ -29,7 +29,7 @@ from relight.core.protocol.position import (
 from relight.errors import RestoreError, UsageError
 from relight.training.connection.work import WorkClock
 from relight.transfer.io.codec import decode_tree, encode_tree
-from relight.wire import lifelock
+from relight.wire.memory import lifelock
 
 # Of a rank whose data position and random streams follow from its number and the step's; and its rank-private state, as
 # it is kept, if it has nothing else for itself: the usual case.

@@ -32,9 +32,9 @@ from relight.training.process.groups import ProcessGroups
 from relight.training.process.holdings import Holdings, Lifecycle
 from relight.training.process.protection import Protection
 from relight.training.process.restores import Restores
+from relight.wire.memory.shared_barrier import SharedBarrier
 from relight.wire.messages import StoreLost, StoreReply
 from relight.wire.settings import JobSettings, read_settings
-from relight.wire.shared_barrier import SharedBarrier
 
 # An error in a collective nearly always precedes the Stop that explains it by milliseconds. Without a controller, it
 # may take as long as the controller has to come back.

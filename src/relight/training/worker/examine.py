@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from relight.training.worker.inventory import Inventory
-from relight.wire.examined import Examined, Protected, write_examined
+from relight.wire.records.examined import Examined, Protected, write_examined
 
 _OF_MACHINE = ("torch", "devices")  # keys of such notices
 

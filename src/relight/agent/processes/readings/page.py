@@ -36,7 +36,7 @@ from relight.core.protocol.position import (
     Position,
     decode_page,
 )
-from relight.wire import lifelock
+from relight.wire.memory import lifelock
 
 TraceRecord = tuple[int, int, int, int, int]
 MAX_PRIVATE_BYTES = PRIVATE_SLOT_BYTES - PRIVATE_HEADER.size

@@ -20,7 +20,7 @@ from relight.training.script_files import is_script_file
 from relight.training.state.tracked import TrackedState
 from relight.training.worker.proof.tracing import OperationTrace
 from relight.transfer.io.codec import host_copy, local_part, raw_bytes
-from relight.wire.evidence import StepEvidence, encode_step, evidence_path
+from relight.wire.records.evidence import StepEvidence, encode_step, evidence_path
 
 _HOME = str(Path(__file__).parents[2]) + os.sep
 _SHOWN_CHARACTERS = 60

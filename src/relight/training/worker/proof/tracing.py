@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from relight.training.script_files import is_script_file
 from relight.training.torch_private.tensors import tree_leaves
 from relight.training.worker.step import writes
-from relight.wire.evidence import Operation
+from relight.wire.records.evidence import Operation
 
 _WRITES = writes.__file__
 _MAX_OPERATIONS = 100_000

@@ -1,0 +1,1 @@
+"""Files in which workers of `relight prove` and `relight doctor` leave records for these commands."""
