@@ -129,7 +129,7 @@ class Member(asyncio.Protocol):
             self._transport.write(data)
 
     async def is_welcome(self) -> bool:
-        """Whether the controller takes it in, as it says after a while."""
+        """Return whether the controller takes it in, as it says after a while."""
         end = time.monotonic() + 10.0
         while self._transport is not None and not self.joined and time.monotonic() < end:
             await asyncio.sleep(0.005)
@@ -390,7 +390,7 @@ class Crowd:
             self._changed.set()
 
     async def _until(self, what: str) -> float:
-        """When the last of all ranks had it."""
+        """Return the time at which the last of all ranks had it."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while self._counts.get(what, 0) < self._ranks:
                 if self._problem:

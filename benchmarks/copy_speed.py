@@ -1,4 +1,4 @@
-"""How fast this machine copies: what no restore can beat.
+"""The speed at which this machine copies: no restore can beat it.
 
 Two figures for the same number of bytes. A flat copy inside one process: the memory itself. A Unix socket from one
 process's tensor into another's: what the kernel takes when nothing is shared, in pieces of the usual size. Both go

@@ -257,7 +257,7 @@ def _be_a_page(served: Served, stop: threading.Event) -> None:
 
 
 def _step_times(run_dir: Path) -> list[tuple[float, float]]:
-    """When each step of rank 0 ended (Unix time), and how long it took."""
+    """Return the end of each step of rank 0 (Unix time), and how long it took."""
     found = []
     begun: dict[int, int] = {}
     for chunk in TraceReader(run_dir):

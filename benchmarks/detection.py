@@ -1,4 +1,4 @@
-"""How soon a failure is noticed, and how soon the survivors stand still.
+"""The time until a failure is noticed, and until the survivors stand still.
 
 Planned faults carry the exact time at which they struck: the worker stamps it into its position page in the
 instruction before. Each job goes through many of them, at every point of a step and on every rank in turn. Two

@@ -36,7 +36,7 @@ class Verdict:
 
     @property
     def met(self) -> bool:
-        """Whether the target was reached."""
+        """True if the target was reached."""
         return self.value is not None and self.value <= self.target
 
 

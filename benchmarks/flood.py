@@ -140,7 +140,7 @@ class Flood:
                     self.answered[kind] += 1
 
     def _say(self, data: bytes) -> bool:
-        """Whether the controller has taken it and cut us off."""
+        """Return whether the controller has taken it and cut us off."""
         try:
             with socket.create_connection(self._address, timeout=ANSWER_S) as connection:
                 connection.settimeout(ANSWER_S)

@@ -1,4 +1,4 @@
-"""How long it takes to form one gloo group of N idle processes, without relight: what a recovery cannot be without.
+"""The time to form one gloo group of N idle processes, without relight: no recovery can do without it.
 
 Every process connects to every other one. Processes are forked after torch was imported; a group is formed several
 times, each time under a new store.

@@ -24,7 +24,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 def missing() -> str:
-    """Why there can be no namespaces here; empty if there can."""
+    """Return the reason why there can be no namespaces here; empty if there can."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     try:

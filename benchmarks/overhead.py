@@ -94,7 +94,7 @@ def torchrun(workers: int, nominal_ms: int, *arguments: str) -> Make:
 
 
 def _is_long(workers: int, nominal_ms: int) -> bool:
-    """Whether steps take as long as those that the target is for; more workers than cores share them."""
+    """Return whether steps take as long as those that the target is for; more workers than cores share them."""
     return nominal_ms * max(1, workers // 2) >= LONG_NOMINAL_MS
 
 

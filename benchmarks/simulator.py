@@ -1,4 +1,4 @@
-"""How much the simulator tries, how fast, and how soon it finds planted bugs.
+"""The number of situations that the simulator tries, its speed, and the time until it finds planted bugs.
 
 Random schedules on all processors and on one; every order of small jobs; each planted bug until it shows. A violation
 anywhere is not a slow result but a defect, and is written down as such.
@@ -67,7 +67,7 @@ def measure_search(
 
 
 def measure_mutation(mutation: Mutation) -> dict[str, Any]:
-    """How many random schedules it takes until a planted bug shows."""
+    """Return the number of random schedules until a planted bug shows."""
     spent = time.process_time()
     found = mutation.hunt()
     return {

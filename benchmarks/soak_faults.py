@@ -1,4 +1,4 @@
-"""Which faults the soak has, drawn from a seed: what, to whom and in which window of steps. No processes here."""
+"""Faults of the soak, drawn from a seed: what, to whom and in which window of steps. No processes here."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class SharedBarrier:
         _WORD.pack_into(self._map, _WORD.size * (1 + rank), step)
 
     def arrived(self) -> list[int]:
-        """Where each rank is."""
+        """The position of each rank."""
         return [int(_WORD.unpack_from(self._map, _WORD.size * (1 + rank))[0]) for rank in range(self._ranks)]
 
     def commit(self, rank: int, step: int, loss: float) -> None:
@@ -75,7 +75,7 @@ class SharedBarrier:
         return self._map[begin : begin + self._steps * _LOSS.size]
 
     def commits(self, rank: int) -> bytes:
-        """How often this rank number committed each step, one byte each."""
+        """Return how often this rank number committed each step, one byte each."""
         begin = _HEAD_BYTES + self._ranks * self._steps * _LOSS.size + rank * self._steps
         return self._map[begin : begin + self._steps]
 

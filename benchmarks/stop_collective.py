@@ -1,4 +1,4 @@
-"""How to leave a gloo collective whose peer has died or frozen: the roads, measured.
+"""Ways to leave a gloo collective whose peer has died or frozen, measured.
 
 A survivor blocked in an all-reduce must come out at once and form a new group in the same process.
 
@@ -99,7 +99,7 @@ class Road(enum.StrEnum):
 
     @property
     def may_walk_away(self) -> bool:
-        """Whether an operation may be abandoned."""
+        """True if an operation may be abandoned."""
         return self in {Road.ABANDON, Road.CUT_OR_ABANDON}
 
 
@@ -152,7 +152,7 @@ Order = Form | Stop | Finish
 
 
 class Stage(enum.IntEnum):
-    """How far a rank has come; it lies in shared memory, so that a hang can be placed."""
+    """The progress of a rank; it lies in shared memory, so that a hang can be placed."""
 
     IDLE = 0
     TRAINING = 1
@@ -164,7 +164,7 @@ class Stage(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """How a rank came out of its last group, and what training in it had cost."""
+    """The way a rank came out of its last group, and what training in it had cost."""
 
     where: str
     out_s: float | None  # order to being out; None if the rank had already failed before the order
@@ -257,7 +257,7 @@ def pinned_socket(fd: int, inode: int | None = None) -> Iterator[socket.socket |
 
 
 def is_listening(candidate: socket.socket) -> bool:
-    """Whether connections are accepted on it."""
+    """Return whether connections are accepted on it."""
     return candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
 
 
@@ -379,7 +379,7 @@ class Abandoned(NamedTuple):
     operations: list[Operation]
 
     def has_let_go(self) -> bool:
-        """Whether the destructor of the group would return."""
+        """Return whether the destructor of the group would return."""
         return all(operation.work.is_completed() for operation in self.operations)
 
 
@@ -524,7 +524,7 @@ class Rank:
         return True
 
     def _count_stuck(self) -> int:
-        """How many operations have not completed, be it with an error, a moment after the cut."""
+        """Count the operations that have not completed, be it with an error, a moment after the cut."""
         deadline_s = time.monotonic() + PATIENCE_S
         for operation in self._in_flight:
             remaining_s = deadline_s - time.monotonic()
@@ -816,7 +816,7 @@ def mean_ms(sum_s: float, count: int) -> float | None:
 
 
 def outcomes(trials: Sequence[Trial]) -> dict[str, Any]:
-    """How many trials ended how, and what the failures looked like."""
+    """Count the trials by their ends, and say what the failures looked like."""
     kinds = Counter(trial.outcome.split(":")[0] for trial in trials)
     return {
         "trials": len(trials),

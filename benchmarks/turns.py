@@ -288,7 +288,7 @@ def launches_cell(row: dict[str, Any]) -> str:
 
 
 def count_of(row: dict[str, Any]) -> str:
-    """How much was measured, for a verdict's note."""
+    """Say how much was measured, for a verdict's note."""
     low, high = (bound * 100 for bound in row["interval"])
     count = f"{row['pairs']} pairs of {row['launches']} launches"
     return f"{count}, 95 % interval of the steps alone {low:+.2f} to {high:+.2f} %"

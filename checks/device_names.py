@@ -63,7 +63,7 @@ def violations(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def names_device(text: str) -> bool:
-    """Whether one of the words in an identifier or a string is the name of a kind of device."""
+    """Return whether one of the words in an identifier or a string is the name of a kind of device."""
     return text not in SETTINGS_OF_OTHERS and any(word.lower() in WORDS for word in _WORD.findall(text))
 
 

@@ -2,9 +2,10 @@
 
     python -m checks.sentences
 
-A docstring begins with a verb or a noun; that of a test may go on with the test's name. A sentence names its subject:
-"no rank" instead of "nobody", "a process that" instead of "whoever". The check covers code and pages of every folder
-and the README, but for scripts written as other people write, and for recorded results.
+A docstring begins with a verb or a noun, never with a question word ("True if", "Return whether" instead of "Whether");
+that of a test may go on with the test's name. A sentence names its subject: "no rank" instead of "nobody", "a process
+that" instead of "whoever". The check covers code and pages of every folder and the README, but for scripts written as
+other people write, and for recorded results.
 """
 
 import ast
@@ -16,8 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "docs", "tests", "benchmarks", "examples")
 LEFT_OUT = ("tests/idioms/scripts", "benchmarks/results")  # written as other people write; records
-BEGINNING = re.compile(r"(Of|What|Who|Whose|Whom|The same)\b")
-BEGINNING_IN_SOURCE = re.compile(r"(After|Before|By|If|In|It|Of|On|That|The same|What|Who|Whom|Whose)\b")
+_QUESTION = "How|What|When|Where|Whether|Which|Who|Whom|Whose|Why"
+BEGINNING = re.compile(rf"({_QUESTION}|Of|The same)\b")
+BEGINNING_IN_SOURCE = re.compile(rf"({_QUESTION}|After|Before|By|If|In|It|Of|On|That|The same)\b")
 WORD = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
 
 

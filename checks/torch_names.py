@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def is_home(path: Path) -> bool:
-    """Whether private names of torch may stand in this file."""
+    """Return whether private names of torch may stand in this file."""
     return HOME in (*path.parts, path.stem)
 
 

@@ -160,7 +160,7 @@ class Follower:
         return yes, frozenset(stage for stage, answer in answers.items() if answer is not True)
 
     def _decide(self, test: ast.expr, stage: Stage) -> bool | None:
-        """Whether a condition holds in a stage; None if that depends on more than the stage."""
+        """Return whether a condition holds in a stage; None if that depends on more than the stage."""
         match test:
             case ast.BoolOp():
                 answers = [self._decide(value, stage) for value in test.values]

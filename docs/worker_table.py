@@ -69,7 +69,7 @@ def _is_of_state(part: ast.Attribute) -> bool:
 
 
 def _is_compared(value: ast.expr, state: ast.Attribute) -> bool:
-    """Whether a state only decides which other one is set."""
+    """Return whether a state only decides which other one is set."""
     tests = [part.test for part in ast.walk(value) if isinstance(part, ast.IfExp)]
     return any(state in ast.walk(test) for test in tests)
 

@@ -227,7 +227,7 @@ def find_problems(plan: Sequence[Fault], disturbed: JobReport, undisturbed: JobR
 
 
 def describe_outcome(fault: Fault, report: JobReport) -> str:
-    """How the failure ended, in a few words."""
+    """Say how the failure ended, in a few words."""
     failure = find_failure(fault, report)
     if failure is None:
         return "missing"

@@ -98,7 +98,7 @@ class Server:
             self.process = start(self._command, stdout=subprocess.PIPE, stderr=log)
 
     def is_ready(self, timeout_seconds: float = 0.0) -> bool:
-        """Whether it takes requests, within the time. Raises DemoError if it has ended."""
+        """Return whether it takes requests, within the time. Raises DemoError if it has ended."""
         output = self.process.stdout
         assert output is not None
         if not self._url and select.select([output], [], [], timeout_seconds)[0]:

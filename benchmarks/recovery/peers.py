@@ -129,7 +129,7 @@ class Attempt:
 
     @property
     def kept(self) -> bool:
-        """Whether this rank's batch became part of its parameters."""
+        """True if this rank's batch became part of its parameters."""
         return self.outcome == "step_end"
 
 
@@ -177,7 +177,7 @@ def median_step_s(attempts: Iterable[Attempt], rank: int) -> float:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """When to kill whom: once `fraction` of a median step has passed since the victim began `step`."""
+    """The time and the victim of a kill: once `fraction` of a median step has passed since the victim began `step`."""
 
     rank: int
     step: int

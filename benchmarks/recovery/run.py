@@ -203,7 +203,7 @@ def _ratio_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _stages(own: Sequence[dict[str, Any]], copy: dict[str, float]) -> list[str]:
-    """Where the time went, and the limit: bytes over copy speed."""
+    """Say where the time went, and the limit: bytes over copy speed."""
     limit_s = copy["flat_copy_s"]
     total_s = statistics.median(sum(one["path_s"].values()) for one in own)
     rows = []

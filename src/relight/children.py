@@ -45,7 +45,7 @@ class Child:
 
     @property
     def lived_seconds(self) -> float:
-        """How long it had lived when `wait` returned."""
+        """Seconds that it had lived when `wait` returned."""
         return self._ended - self._started
 
     async def wait(self) -> int:

@@ -192,7 +192,7 @@ def read_shared_token(asked: str | None) -> bytes:
 
 
 def _is_lent_by_group(found: os.stat_result) -> bool:
-    """Whether root has given a file to a group of this process to read, and no other may.
+    """Return whether root has given a file to a group of this process to read, and no other may.
 
     So Kubernetes hands out a Secret under `fsGroup`: the process cannot change the mode of such a file.
     """

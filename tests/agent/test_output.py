@@ -10,7 +10,7 @@ DEADLINE_SECONDS = 10.0
 
 
 class Collector:
-    """Where a Spool writes in these tests; `gate` holds it up like a terminal that does not read."""
+    """The target of a Spool in these tests; `gate` holds it up like a terminal that does not read."""
 
     def __init__(self) -> None:
         self.data = b""

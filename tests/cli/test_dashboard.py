@@ -102,7 +102,7 @@ def test_a_run_directory_that_is_not_there(relight: Relight) -> None:
 
 
 def test_a_token_that_stays_the_same(begin: Begin, relight: Relight, tmp_path: Path) -> None:
-    """Where others can reach the page, Prometheus needs one that it can be told once."""
+    """Prometheus can be told it once, where others can reach the page."""
     (tmp_path / "run").mkdir()
     token = tmp_path / "token"
     token.write_text("0123456789abcdef+/\n")

@@ -1,4 +1,4 @@
-"""Where the controller listens, by flags that launch lines for torchrun have."""
+"""The address of the controller, by flags that launch lines for torchrun have."""
 
 from argparse import Namespace
 

@@ -24,7 +24,7 @@ def prove(begin: Begin, how: str, *flags: str) -> Result:
 
 
 def line_of(text: str) -> int:
-    """Where the program has this."""
+    """Return the line where the program has this."""
     (number,) = [n for n, line in enumerate(PROGRAM.read_text().splitlines(), 1) if text in line]
     return number
 

@@ -1,4 +1,4 @@
-"""Where a node stands, by the variables of every known cluster: generated for many sizes, and alone or together."""
+"""The place of a node, by the variables of every known cluster: generated for many sizes, and alone or together."""
 
 import itertools
 from argparse import Namespace

@@ -82,7 +82,7 @@ class Emulator(kmock.KubernetesEmulator):
         return str(self._versions)
 
     def _may(self, account: str, request: rendering.Request) -> bool:
-        """Whether a Role that is bound to this service account allows the request."""
+        """Return whether a Role that is bound to this service account allows the request."""
         mine = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
         bindings = [binding for binding in self.all("RoleBinding") if mine in binding["subjects"]]
         named = {binding["roleRef"]["name"] for binding in bindings}

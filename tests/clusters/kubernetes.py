@@ -265,7 +265,7 @@ class Kubernetes(Cluster):
     # --- what can be seen -------------------------------------------------------------------------------------------
     @property
     def is_complete(self) -> bool:
-        """Whether the JobSet is, by its policy."""
+        """True if the JobSet is, by its policy."""
         wanted = self.job_set["spec"]["successPolicy"]["targetReplicatedJobs"]
         return all(job.done for job in self.jobs if job.group["name"] in wanted)
 

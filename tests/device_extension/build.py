@@ -36,7 +36,7 @@ _FLAGS = (
 
 
 def is_built() -> bool:
-    """Whether the library is there, made from these sources for this torch."""
+    """Return whether the library is there, made from these sources for this torch."""
     stamp = OUTPUT / "stamp"
     return LIBRARY.exists() and stamp.exists() and stamp.read_text() == _stamp()
 

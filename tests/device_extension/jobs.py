@@ -87,7 +87,7 @@ def races_of(outcome: Outcome) -> str:
 
 
 def reference(bench: Bench, case: Case) -> Outcome:
-    """How the job ends undisturbed; computed once in a session."""
+    """Return the end of the undisturbed job; computed once in a session."""
     known = bench.references.get(case.training)
     if known is None:
         known = bench.references[case.training] = run(bench, case.training, flags=case.flags)

@@ -77,7 +77,7 @@ class Cluster:
 
     @property
     def endpoint(self) -> str:
-        """Where the controller listens."""
+        """The address at which the controller listens."""
         return f"{self._network.addresses[self._names[0]]}:{PORT}"
 
     # --- the job ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which scripts there are, and how many ranks each wants."""
+"""The scripts that there are, and the number of ranks that each wants."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def path_of(name: str) -> Path:
 
 
 def ranks_of(name: str) -> int:
-    """How many ranks it wants."""
+    """Return the number of ranks that it wants."""
     for line in path_of(name).read_text().splitlines():
         if line.startswith("# ranks: "):
             return int(line.split()[2])

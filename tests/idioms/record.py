@@ -37,7 +37,7 @@ class Row:
 
     @property
     def random_kills(self) -> int:
-        """How many failures at random times its jobs lived through."""
+        """The number of failures at random times that its jobs lived through."""
         return sum(trial.failures for trial in self.trials if trial.what.startswith("random"))
 
 

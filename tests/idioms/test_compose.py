@@ -27,7 +27,7 @@ def plain(**choices: str) -> Plan:
 
 
 def run(status: int = 0, *, bits: str = "'model': 'aa', 'ema': 'bb'", doubts: tuple[Doubt, ...] = ()) -> Run:
-    """How a job of one rank ended."""
+    """Return how a job of one rank ended."""
     return Run(status, {0: (f"{{{bits}}}",)}, Report(doubts=doubts), "", 1.0)
 
 

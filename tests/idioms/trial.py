@@ -51,7 +51,7 @@ class IdiomJob(Job):
 
 
 def phase_kills(name: str, seed: int, kills: int) -> list[str]:
-    """Which ranks are killed in which phases."""
+    """Ranks that are killed, by phase."""
     draw = random.Random(f"{name}/{seed}/phases")
     ranks = [(draw.randrange(3) + number) % ranks_of(name) for number in range(len(PHASES))]
     chosen = sorted(draw.sample(range(len(PHASES)), min(kills, len(PHASES))))
@@ -164,5 +164,5 @@ def _kill_at_random(job: Job, draw: random.Random, strikes: int) -> None:
 
 
 def _count(job: Job, event: str) -> int:
-    """How often a process has said so."""
+    """Count the times that a process has said so."""
     return job.journal().count(f'"event":{{"type":"{event}"')

@@ -1,4 +1,4 @@
-"""When an agent or a controller that has ended is followed by another."""
+"""Agents and controllers that have ended, and those that follow them."""
 
 from itertools import pairwise
 

@@ -30,7 +30,7 @@ def make(seed: int, **options: Any) -> DDP:
 
 
 def passes(step: int) -> dict[str, int]:
-    """How many forward and backward passes each wrapper has in a step."""
+    """Return the number of forward and backward passes that each wrapper has in a step."""
     return {
         "often": 2,  # also in the first step: DDP rebuilds in its middle
         "odd": step % 2,

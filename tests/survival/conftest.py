@@ -7,7 +7,7 @@ from tests.survival.harness import Bench, Outcome, Training
 
 @pytest.fixture(scope="session")
 def references() -> dict[Training, Outcome]:
-    """How undisturbed jobs end: computed when first asked for, once in a session."""
+    """Ends of undisturbed jobs: computed when first asked for, once in a session."""
     return {}
 
 

@@ -109,10 +109,10 @@ def check_struck(outcome: Outcome, sentences: Iterable[str]) -> None:
 
 
 def expect(fault: Fault) -> tuple[int | None, str, str, int | None]:
-    """How the report should name a fault."""
+    """Return the name that the report should give a fault."""
     return fault.rank, KINDS[fault.action], PHASES[fault.point], fault.step
 
 
 def describe(failure: FailureReport) -> tuple[int | None, str, str, int | None]:
-    """How the report does name a failure."""
+    """Return the name that the report gives a failure."""
     return failure.rank, failure.kind, failure.phase, failure.step

@@ -35,7 +35,7 @@ def pids(job: Job) -> dict[str, int]:
 
 
 def committed(job: Job) -> int:
-    """How many steps the ranks have told of."""
+    """Return the number of steps that the ranks have told of."""
     return job.output().count("committed ")
 
 

@@ -203,7 +203,7 @@ def test_a_standby_fails_while_it_waits(bench: Bench, number: signal.Signals) ->
 
 
 def is_journaled(job: Job, event: str, process: str) -> bool:
-    """Whether the controller has taken in this event of this process."""
+    """Return whether the controller has taken in this event of this process."""
     return f'"type":"{event}","process":"{process}"' in job.journal()
 
 
@@ -340,7 +340,7 @@ def lose(job: Job, process: psutil.Process, number: signal.Signals) -> None:
 
 
 def trains(job: Job) -> bool:
-    """Whether training goes on: the last thing that concerned all ranks was that they begin, or resume."""
+    """Return whether training goes on: the last thing that concerned all ranks was that they begin, or resume."""
     journal = job.journal()
     return max(journal.rfind('"type":"Begin"'), journal.rfind('"type":"Resume"')) > journal.rfind('"type":"Stop"')
 

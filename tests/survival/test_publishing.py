@@ -66,7 +66,7 @@ def test_an_engine_ends_with_the_trainers_weights(bench: Bench, faults: Sequence
 
 
 def test_the_last_version_waits_for_the_place_of_a_dead_predecessor(bench: Bench) -> None:
-    """Which has it until its memory is freed; a job of short steps is over before that."""
+    """The predecessor has it until its memory is freed; a job of short steps is over before that."""
     training = dataclasses.replace(TRAINING, arguments=(*TRAINING.arguments, "--tell"))
     model = Net(64, 0.1, True)
     with bench.start(training, faults=("kill rank 0 in BACKWARD of step 5",), standbys=2) as job:

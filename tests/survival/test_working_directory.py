@@ -1,4 +1,4 @@
-"""Where a job is started from is nothing to it: modules that lie there are not imported, whatever they are called."""
+"""The working directory is nothing to a job: modules that lie there are not imported, whatever they are called."""
 
 import sys
 

@@ -22,7 +22,7 @@ def tree(depth: int, width: int, parent: Node | None = None) -> Node:
 
 
 def marks(mark: Any) -> int:
-    """How many values a mark remembers."""
+    """Return the number of values that a mark remembers."""
     saved = getattr(mark, "saved", None)
     parts = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, list) else ()
     return 1 + sum(marks(part) for part in parts)

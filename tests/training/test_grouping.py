@@ -1,4 +1,4 @@
-"""Which batches a step gets where an epoch does not divide into groups."""
+"""Batches that a step gets where an epoch does not divide into groups."""
 
 import pytest
 import torch

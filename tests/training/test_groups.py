@@ -1,4 +1,4 @@
-"""Which groups each rank is in, and under which names members meet; which part of the state a rank holds."""
+"""Groups that each rank is in, and the names under which members meet; the part of the state that a rank holds."""
 
 import pytest
 from hypothesis import given

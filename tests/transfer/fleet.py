@@ -62,7 +62,7 @@ def digest_of(seed: int) -> str:
 
 
 def name_of(digest: str, seeds: range = range(200)) -> int | None:
-    """Which version a digest is of; None: of none, a mixture."""
+    """Return the version that a digest is of; None: of none, a mixture."""
     return next((seed for seed in seeds if digest_of(seed) == digest), None)
 
 

@@ -304,7 +304,7 @@ class World:
                 del self.asked[asked]
 
     def _is_misled(self, drop: Drop) -> bool:
-        """Whether it fell for want of an intact copy, and not for its own sake."""
+        """Return whether it fell for want of an intact copy, and not for its own sake."""
         if drop.member not in self.misled:
             return False
         scribbled = any(m.trouble == "dawdles" and m.name in self.dropped for m in self.plan.sources)

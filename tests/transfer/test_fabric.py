@@ -1,4 +1,4 @@
-"""Which sources a replacement takes, and how: rules without a socket."""
+"""Sources that a replacement takes, and how: rules without a socket."""
 
 import pytest
 import torch

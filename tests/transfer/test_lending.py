@@ -180,7 +180,7 @@ class Trainer:
         return result
 
     def mixture(self) -> bool:
-        """Whether the engine holds values of more than one version."""
+        """Return whether the engine holds values of more than one version."""
         with self.engine.serving():
             return bool(torch.cat(list(self.live.values())).ne(self.live["t0"][0]).any())
 

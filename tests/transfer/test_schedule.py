@@ -147,7 +147,7 @@ def test_a_forgotten_dependency_is_found_or_needless(schedule: Schedule, data: s
 
 
 def _may_collide(schedule: Schedule) -> bool:
-    """Whether two users of one buffer are in no fixed order: the plain statement of what must not be."""
+    """Return whether two users of one buffer are in no fixed order: the plain statement of what must not be."""
     before: list[set[int]] = []
     for operation in schedule.operations:
         before.append({*operation.after, *(i for index in operation.after for i in before[index])})

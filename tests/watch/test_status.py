@@ -1,4 +1,4 @@
-"""How a job stands, told from the files of its run directory."""
+"""The state of a job, told from the files of its run directory."""
 
 import io
 import os

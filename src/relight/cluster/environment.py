@@ -1,4 +1,4 @@
-"""Which of how many nodes this is, and where the first one is reached, by variables that clusters set. Pure.
+"""The number of this node, of how many, and the first one's address, by variables that clusters set. Pure.
 
 Each fact may be known by several variables: those of torchrun, of Kubernetes and what runs on it, of SkyPilot, MPI,
 Ray and Slurm. All that are set must agree; the first of them gives the value. A flag of the user's is not compared: a
@@ -155,12 +155,12 @@ def _heads(environment: Environment, expand_list: Expand) -> Iterator[Reading[st
 
 # --- Slurm and MPI --------------------------------------------------------------------------------------------------
 def _is_under_mpirun(environment: Environment) -> bool:
-    """Whether mpirun started this process: the step of Slurm, if there is one, is then that of mpirun's helpers."""
+    """True if mpirun started this process: the step of Slurm, if there is one, is then that of mpirun's helpers."""
     return bool(environment.get("OMPI_COMM_WORLD_SIZE"))
 
 
 def _is_in_step(environment: Environment) -> bool:
-    """Whether srun started this process, on each node of a step."""
+    """Return whether srun started this process, on each node of a step."""
     return any(environment.get(name) for name in _SLURM_STEP) and not _is_under_mpirun(environment)
 
 

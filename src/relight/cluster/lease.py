@@ -52,7 +52,7 @@ class LeaseServer:
 
     @property
     def patience_seconds(self) -> float:
-        """How long an answer is waited for."""
+        """Seconds for which an answer is awaited."""
         return self._duration_seconds / 5
 
     def perform(self, request: Read | Write, known: dict[str, Any]) -> tuple[Record | str, dict[str, Any]]:
@@ -129,7 +129,7 @@ class LeaseKeeper:
         return self._tenure.holder
 
     def may_act(self) -> bool:
-        """Whether this process is the controller at this moment."""
+        """Return whether this process is the controller at this moment."""
         return self._tenure.may_act(_clock())
 
     async def acquire(self, still: Callable[[], bool] = lambda: True, *, insists: bool = False) -> bool:

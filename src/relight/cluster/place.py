@@ -84,6 +84,6 @@ def _needed(reading: Known | None, fact: str, remedy: str) -> Known:
 
 
 def is_spare(arguments: argparse.Namespace) -> bool:
-    """Whether this is one of the last nodes, which the job does not start on."""
+    """Return whether this is one of the last nodes, which the job does not start on."""
     first_spare = int(arguments.nnodes.partition(":")[0]) - int(arguments.spare_nodes)
     return bool(arguments.spare_nodes) and int(arguments.node_rank) >= first_spare

@@ -192,7 +192,7 @@ class Controller:
 
     # --- time ---------------------------------------------------------------------------------------------------
     def next_deadline(self) -> float | None:
-        """When `expire` wants to be called, or None."""
+        """Return the time at which `expire` wants to be called, or None."""
         if self.job.stage is Stage.ENDED:
             return None
         moments = (self.job.deadline, self.attempts.next_at, self.supplying.next_at())
@@ -212,7 +212,7 @@ class Controller:
         return self._given(self._on_deadline(now), now)
 
     def _is_costly(self, now: float) -> bool:
-        """Whether the deadline kills a process or ends the job. Then one more second does not matter, and a controller
+        """True if the deadline kills a process or ends the job. Then one more second does not matter, and a controller
         that was stopped until just after the deadline must not take itself for punctual."""
         return self.job.stage in (Stage.STARTING, Stage.SAVING) or bool(self.saving.late(now))
 
@@ -239,7 +239,7 @@ class Controller:
     # --- for the shell and for people ---------------------------------------------------------------------------
     @property
     def stage(self) -> Stage:
-        """Where the job is."""
+        """The stage of the job."""
         return self.job.stage
 
     @property
@@ -282,7 +282,7 @@ class Controller:
 
     @property
     def is_winding_down(self) -> bool:
-        """Whether the job is to end after its next step, or after a last checkpoint."""
+        """True if the job is to end after its next step, or after a last checkpoint."""
         return bool(self.shutdown.reason) or self.stage is Stage.SAVING
 
     @property

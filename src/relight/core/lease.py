@@ -1,4 +1,4 @@
-"""Which of several processes may be a job's controller: the one that holds a Lease, a record that the cluster keeps.
+"""The right to be a job's controller: the process has it that holds a Lease, a record that the cluster keeps.
 
 A value: times and the server's answers go in, requests come out (`relight.cluster.lease` carries them out). Two never
 act at the same moment, whatever is lost, late or paused, because
@@ -43,7 +43,7 @@ class Write:
 
 
 class Stage(StrEnum):
-    """How far a process has come."""
+    """The progress of a process."""
 
     WAITING = "waiting"  # for the Lease to be free, or for its holder's silence
     HOLDING = "holding"
@@ -68,12 +68,12 @@ class Tenure:
         self._next_at = 0.0
 
     def may_act(self, now: float) -> bool:
-        """Whether this process is the controller. To be asked before each act, since time may have stood still."""
+        """True if this process is the controller. To be asked before each act, since time may have stood still."""
         return self.stage is Stage.HOLDING and now < self._until
 
     @property
     def next_at(self) -> float:
-        """When `advance` is to be called again."""
+        """The time at which `advance` is to be called again."""
         return min(self._next_at, self._until) if self.stage is Stage.HOLDING else self._next_at
 
     def advance(self, now: float) -> Read | Write | None:

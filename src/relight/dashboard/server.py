@@ -127,7 +127,7 @@ class Dashboard:
             writer.close()
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> bool:
-        """Whether another request may follow on this connection."""
+        """Answer a request; return whether another one may follow on this connection."""
         asset = self._assets.get(request.path)
         refused = refusal(request.headers, self._token, is_private=asset is None)
         if refused is not None:

@@ -28,5 +28,5 @@ def accelerator_of(device: torch.device) -> Accelerator:
 
 
 def is_accelerated(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in the memory of an accelerator."""
+    """Return whether a tensor lies in the memory of an accelerator."""
     return not accelerator_of(tensor.device).is_host

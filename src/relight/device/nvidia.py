@@ -39,7 +39,7 @@ class Gpus:
         return None
 
     def sample(self) -> tuple[Gpu, ...]:
-        """How each device is. May take some milliseconds, and longer with a device in trouble."""
+        """Return the state of each device. May take some milliseconds, and longer with a device in trouble."""
         return tuple(self._sample(index, handle) for index, handle in enumerate(self._handles))
 
     def _sample(self, index: int, handle: Any) -> Gpu:

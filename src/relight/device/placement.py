@@ -1,4 +1,4 @@
-"""Which device each process of a job works on, and whether tensors travel by the devices' own collectives. Pure."""
+"""The device that each process of a job works on, and the collectives by which tensors travel. Pure."""
 
 from dataclasses import dataclass
 

@@ -116,7 +116,7 @@ def waiting_seconds(cluster: Cluster) -> float:
 
 
 def chance_of_no_standby(cluster: Cluster, standbys: int) -> float:
-    """How likely a failure finds every one of `standbys` used up.
+    """Return the chance that a failure finds every one of `standbys` used up.
 
     Hosts in repair are as many as calls on unlimited lines (Erlang): Poisson, however long each repair takes.
     """
@@ -136,7 +136,7 @@ def standbys_for(cluster: Cluster, chance: float) -> int:
 
 
 def shard_losses_per_second(cluster: Cluster) -> float:
-    """How often all replicas of some shard are lost within one recovery, so that a checkpoint is needed.
+    """Return the rate at which all replicas of some shard are lost within one recovery: then a checkpoint is needed.
 
     Failures of different hosts are independent here. A power or network failure that takes several hosts is not:
     keep the replicas of a shard in different failure domains.

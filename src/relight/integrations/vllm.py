@@ -58,7 +58,7 @@ class RelightInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class RelightUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which version to load, and how long to wait for it."""
+    """The version to load, and the time to wait for it."""
 
     version: int
     timeout_seconds: float = 60.0

@@ -53,7 +53,7 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _is_free(private_dir: Path) -> bool:
-    """Whether no living launcher holds the lock of this directory. Raises OSError if it has none."""
+    """Return whether no living launcher holds the lock of this directory. Raises OSError if it has none."""
     descriptor = os.open(private_dir / LOCK, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

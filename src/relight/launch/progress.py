@@ -1,4 +1,4 @@
-"""How far a job has come on its way to the end, for all parts of `relight run`."""
+"""The progress of a job towards its end, for all parts of `relight run`."""
 
 import asyncio
 from collections.abc import Coroutine

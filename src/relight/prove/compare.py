@@ -80,7 +80,7 @@ def first_difference(before: Attempt, now: Attempt, report: JobReport, steps: in
 
 
 def compared(before: Attempt, now: Attempt, steps: int, ranks: int) -> int:
-    """How many steps are there on every rank of both attempts."""
+    """Count the steps that are there on every rank of both attempts."""
     everybody = [(step, rank) for step in range(steps) for rank in range(ranks)]
     return sum(all(key in before and key in now for key in everybody if key[0] == step) for step in range(steps))
 

@@ -1,4 +1,4 @@
-"""Which failures strike in which round of a proof. A pure function of the seed."""
+"""Failures that strike in each round of a proof, as a pure function of the seed."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which variables of a script can carry something from step to step, and the lines that change them. Pure.
+"""Variables of a script that can carry something from step to step, and the lines that change them. Pure.
 
 By the text of the script alone: of the names whose values differ it leaves out those that each step sets anew before it
 reads them, such as the loss.

@@ -119,7 +119,7 @@ def _explain_difference(proof: Proof, round_: RoundResult, difference: Differenc
 
 
 def _tensors(ranks: tuple[RankDifference, ...]) -> str:
-    """Which, on which ranks."""
+    """List the tensors, and the ranks on which they differ."""
     changed = [rank for rank in ranks if rank.state]
     first = changed[0].state
     names = ", ".join(change.name for change in first[:_LISTED])

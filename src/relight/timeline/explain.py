@@ -130,7 +130,7 @@ def _who(failure: FailureReport) -> str:
 
 
 def _calls(failure: FailureReport) -> str:
-    """Where a rank hung, as its own Python said before it was given up."""
+    """Say where a rank hung, as its own Python said before it was given up."""
     frames = main_frames(failure.stack)
     left = f"\n    and {len(frames) - _CALLS} more" if len(frames) > _CALLS else ""
     calls = "".join(f"\n    {frame}" for frame in frames[:_CALLS])
@@ -157,7 +157,7 @@ def _slow_stages(report: JobReport, recovery: RecoveryReport, failures: list[Fai
 
 
 def _storage_seconds(report: JobReport, failures: list[FailureReport], stop_seconds: float) -> float:
-    """How long the order to stop waited for the disk. It was written when the failures were noticed."""
+    """Return how long the order to stop waited for the disk. It was written when the failures were noticed."""
     noticed = [failure.noticed_seconds for failure in failures]
     if not noticed:
         return 0.0

@@ -68,7 +68,7 @@ class Job:
 
     @property
     def is_standby(self) -> bool:
-        """Whether this process has no rank yet."""
+        """True if this process has no rank yet."""
         return self._runtime.is_standby
 
     def on_rank_change(self, call: Callable[[int], None]) -> None:

@@ -35,15 +35,15 @@ class ScriptGroups:
         watch_groups(self._runtime.groups.table.add)
 
     def is_own(self, group: Any) -> bool:
-        """Whether a group is one of relight's."""
+        """Return whether a group is one of relight's."""
         return isinstance(group, RelightProcessGroup)
 
     def is_detached(self, group: Any) -> bool:
-        """Whether a group of relight's has no peers at present."""
+        """Return whether a group of relight's has no peers at present."""
         return isinstance(group, RelightProcessGroup) and group.formed is not None and group.formed.is_detached
 
     def is_cut_off(self, group: Any) -> bool:
-        """Whether a recovery has taken the peers of a group of relight's, and this operation cannot be repeated."""
+        """True if a recovery has taken the peers of a group of relight's, and this operation cannot be repeated."""
         return isinstance(group, RelightProcessGroup) and group.is_cut_off
 
     def note_cut(self, group: Any, operation: str) -> None:

@@ -41,7 +41,7 @@ def _inside_optimizer(name: str, given: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_container(thing: Any) -> bool:
-    """Whether this only calls the optimizers in its list, as torchtitan's container does."""
+    """Return whether this only calls the optimizers in its list, as torchtitan's container does."""
     inside = getattr(thing, "optimizers", None)
     return (
         isinstance(inside, (list, tuple))

@@ -90,7 +90,7 @@ class Failure(_Event, frozen=True, kw_only=True, tag="failure"):
 
 
 class FailureExplained(_Event, frozen=True, kw_only=True, tag="failure_explained"):
-    """How the process of an earlier failure ended is known now."""
+    """News of an earlier failure: how its process ended."""
 
     number: int
     kind: str

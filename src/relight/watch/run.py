@@ -25,7 +25,7 @@ TRACE_BYTES_PER_RANK = 8 * 1024
 
 
 def judge(job: Job, silent_seconds: float) -> State:
-    """How a job stands whose journal was touched so many seconds ago."""
+    """Return the state of a job whose journal was touched so many seconds ago."""
     if job.ended is not None:
         return State.FAILED if job.ended.error else State.FINISHED
     return State.RUNNING if silent_seconds < SILENT_SECONDS else State.LOST

@@ -10,7 +10,7 @@ RUNS = Path("runs")
 
 
 class State(enum.StrEnum):
-    """How a job stands."""
+    """The state of a job."""
 
     RUNNING = "running"
     FINISHED = "finished"

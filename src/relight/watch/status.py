@@ -1,4 +1,4 @@
-"""How a job stands, as one value for people and programs. Pure."""
+"""The state of a job, as one value for people and programs. Pure."""
 
 from collections.abc import Mapping
 from statistics import median

@@ -79,7 +79,7 @@ def show(run: Run) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether both ends are terminals."""
+    """Return whether both ends are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

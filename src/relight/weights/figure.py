@@ -58,7 +58,7 @@ def figure_of_measured(result: Published, schedule: Schedule, spans: Sequence[Sp
 
 
 def drawn_buckets(figure: Figure) -> int:
-    """How many buckets are drawn to their end on the last device."""
+    """The number of buckets that are drawn to their end on the last device."""
     device = min(figure.devices, MAX_DEVICES) - 1
     reloads = (use for use in figure.uses if use.device == device and use.doing is Doing.RELOAD)
     return len({use.bucket for use in reloads if use.end_seconds <= figure.end_seconds})

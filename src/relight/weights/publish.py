@@ -212,7 +212,7 @@ def _move(
 def _report(
     result: "Published", manifest: "Manifest", screen: "Screen", *, draw: bool, trace: "IO[bytes] | None"
 ) -> None:
-    """Where the time went: on standard output, and into the trace."""
+    """Show where the time went: on standard output, and in the trace."""
     from rich.console import Console
 
     from relight.transfer.plan.cost import describe_seconds

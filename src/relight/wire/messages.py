@@ -164,7 +164,7 @@ class Samples(_Message, frozen=True, kw_only=True):
 
 
 class Pace(_Message, frozen=True, kw_only=True):
-    """How often an agent shall sample, and whether its processes' phases are wanted. At first: often, and yes."""
+    """The pace of an agent's samples, and whether its processes' phases are wanted. At first: often, and yes."""
 
     sample_seconds: float
     trace: bool

@@ -1,4 +1,4 @@
-"""How a setting is asked for on a command line, declared beside the setting itself (wire/settings.py)."""
+"""Options: the way a setting is asked for on a command line, declared beside the setting (wire/settings.py)."""
 
 import math
 from collections.abc import Iterator

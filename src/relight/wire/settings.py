@@ -113,7 +113,7 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_successors(self) -> bool:
-        """Whether another host takes the controller over when this one's is lost."""
+        """True if another host takes the controller over when this one's is lost."""
         return bool(self.lease) or self.controller_moves
 
 
@@ -333,7 +333,7 @@ class JobSettings(ClusterSettings, frozen=True, kw_only=True):
 
     @property
     def is_trial(self) -> bool:
-        """Whether workers touch none of the user's checkpoints and loggers."""
+        """True if workers touch none of the user's checkpoints and loggers."""
         return self.evidence or self.examined
 
 

@@ -1,4 +1,4 @@
-"""How a worker is asked what it is doing: by which signals, and where it writes the answer.
+"""Signals that ask a worker what it is doing, and the file into which it writes the answer.
 
 Real-time signals, which scripts leave alone. The handlers are faulthandler's, in C: they need neither the GIL nor a
 main thread that gets anywhere, and a system call that they interrupt is started again. A process that has no handler

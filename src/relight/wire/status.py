@@ -52,7 +52,7 @@ class RestoreStatus(_Status, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a device is. None: it does not tell."""
+    """The state of a device. None: it does not tell."""
 
     index: int  # as the agent's workers number them
     name: str = ""

@@ -1,4 +1,4 @@
-"""When an agent reports what its processes do."""
+"""Moments at which an agent reports what its processes do."""
 
 from relight.agent.decisions.sampling import LOOK_SECONDS, TRACE_SECONDS, SamplingSchedule
 from relight.core.detection.pace import SAMPLE_SECONDS

@@ -1,4 +1,4 @@
-"""Whether a job's bits are those of an undisturbed run: from what workers say, and from the account itself."""
+"""Doubts about a job's bits: from what workers say, and from the account itself."""
 
 import functools
 

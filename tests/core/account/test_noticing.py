@@ -1,4 +1,4 @@
-"""How long a failure went unnoticed, planned or not; and how far a job is known to have got, however it ends."""
+"""The time a failure went unnoticed, planned or not; and how far a job is known to have got, however it ends."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""How much all agents together say is bounded; what one of them says depends on how many there are."""
+"""The pace of all agents together is bounded; that of one of them depends on how many there are."""
 
 import pytest
 

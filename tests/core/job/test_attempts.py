@@ -26,7 +26,7 @@ def next_start(desk: Desk, version: int = 4) -> str:
 
 
 def pauses(desk: Desk, lose: Callable[[str], object], times: int) -> list[float]:
-    """How long after the loss of a process the next one is started, for so many losses."""
+    """Return the pauses between the loss of a process and the start of the next one, for so many losses."""
     found = []
     for _ in range(times):
         process = next_start(desk)

@@ -1,4 +1,4 @@
-"""Where the barrier stands, learnt by several ranks from the same sums."""
+"""The place of the barrier, learnt by several ranks from the same sums."""
 
 from relight.core.worker.pattern import AGREEMENTS, AGREEMENTS_OF_SEVERAL, Learner, Pattern, observed
 

@@ -1,4 +1,4 @@
-"""Which snapshots a worker makes, keeps and overwrites."""
+"""Snapshots that a worker makes, keeps and overwrites."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where the batches of composed scripts come from: lines of setup, the argument `data=`, and what a step unpacks.
+"""Data of composed scripts: lines of setup, the argument `data=`, and what a step unpacks.
 
 All draw on the tensors `inputs` and `labels` of 40 examples for each rank, 8 of them a batch and rank.
 """

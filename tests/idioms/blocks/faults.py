@@ -30,7 +30,7 @@ def draw_faults(plan: Plan, places: list[str], chance: random.Random) -> tuple[s
 
 
 def is_in_script(fault: str) -> bool:
-    """Whether the script itself carries it out."""
+    """Return whether the script itself carries it out."""
     return _IN_SCRIPT.fullmatch(fault) is not None
 
 

@@ -6,7 +6,7 @@ from tests.idioms.blocks.updates import update, zero_gradients
 
 
 def is_manual(plan: Plan) -> bool:
-    """Whether the script averages gradients itself."""
+    """Return whether the script averages gradients itself."""
     return plan["wrapper"].startswith("manual")
 
 

@@ -40,16 +40,16 @@ class Tally:
 
     @property
     def failed(self) -> int:
-        """How many must not have ended so."""
+        """The number that must not have ended so."""
         return sum(result.verdict in FAILURES for result in self.results)
 
     @property
     def doubted(self) -> int:
-        """How many ended equal although relight would not vouch for it."""
+        """The number that ended equal although relight would not vouch for it."""
         return sum(result.verdict == EQUAL and result.doubted for result in self.results)
 
     def verdicts(self) -> dict[str, int]:
-        """How many of each."""
+        """The number of each."""
         counts = Counter(result.verdict for result in self.results)
         return {word: counts[word] for word in VERDICTS if counts[word]}
 

@@ -94,7 +94,7 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Whether it is one that must not happen."""
+        """True if it is one that must not happen."""
         return self.word in FAILURES
 
 
@@ -133,7 +133,7 @@ class Trials:
         return verdict
 
     def undisturbed(self, plan: Plan) -> Run:
-        """How the script of the plan ends if nothing disturbs it."""
+        """Return how the script of the plan ends if nothing disturbs it."""
         key = (render(plan), plan.ranks)
         if key not in self._undisturbed:
             self._undisturbed[key] = self.run(plan, ())

@@ -1,4 +1,4 @@
-"""How composed scripts write parameters: the optimizer's setup, and the lines that use it."""
+"""Writes of parameters in composed scripts: the optimizer's setup, and the lines that use it."""
 
 from tests.idioms.blocks.plan import Plan
 from tests.idioms.blocks.script import Script

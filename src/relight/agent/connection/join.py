@@ -1,4 +1,4 @@
-"""How a host that knows only the controller's address and the token learns what the job is."""
+"""Settings of the job for a host that knows only the controller's address and the token."""
 
 import asyncio
 import os

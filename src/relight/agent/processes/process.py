@@ -40,14 +40,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class End:
-    """How a process ended. `status` as in subprocess: negative is a signal; None is not known."""
+    """The end of a process. `status` as in subprocess: negative is a signal; None is not known."""
 
     status: int | None
     evidence: str
 
 
 class Child(Protocol):
-    """How the status of a process is found, by what its parent is."""
+    """A process whose status is found in a way that depends on its parent."""
 
     pid: int
 

@@ -18,7 +18,7 @@ MAX_STACK_BYTES = 32 * 2**10
 
 
 class NoStack(Exception):
-    """Why there is none, for people."""
+    """There is no stack. The message says why, for people."""
 
 
 async def capture_stack(process: Process, private_dir: Path) -> StackTaken:

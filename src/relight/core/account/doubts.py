@@ -1,4 +1,4 @@
-"""Why a job's bits may not be those of an undisturbed run: what workers said, and what the account itself shows."""
+"""Reasons to doubt that a job's bits are an undisturbed run's: what workers said, and what the account itself shows."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -112,7 +112,7 @@ class JobStats:
 
     @property
     def forgot(self) -> bool:
-        """Whether more has happened than is kept here."""
+        """True if more has happened than is kept here."""
         kept = (len(self.failures.newest), len(self.recoveries.newest), len(self.notices))
         return kept != (self.failures.count, self.recoveries.count, self._notice_count) or self.doubts.forgot
 

@@ -1,4 +1,4 @@
-"""How long a failure went unnoticed: exactly, where the fault was planned, else as it can be estimated. Pure.
+"""The time for which a failure went unnoticed: exactly, where the fault was planned, else as it can be estimated. Pure.
 
 No process sees a real fault strike. What is known of the process is its last sign of progress; what went by since then,
 beyond the time that a step usually takes, is time in which the job got nowhere. It is called an estimate everywhere.

@@ -120,7 +120,7 @@ class RecoveryLog:
 
     @property
     def decided_at(self) -> float:
-        """When the decision of the recovery under way was taken; 0.0 without one."""
+        """The time of the decision of the recovery under way; 0.0 without one."""
         return 0.0 if self.under_way is None else self.under_way.decided
 
     def restored(self, event: ev.Restored, now: float) -> None:

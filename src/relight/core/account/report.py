@@ -30,7 +30,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def estimated(self) -> bool:
-        """Whether `detect_seconds` is an estimate: no process saw the fault strike."""
+        """True if `detect_seconds` is an estimate: no process saw the fault strike."""
         return self.detect_seconds is not None and self.detect_evidence != PLANNED
 
     @property
@@ -40,7 +40,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryStages(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of one recovery went. A stage is as long as its slowest rank needed.
+    """The time of one recovery, by stages. A stage is as long as its slowest rank needed.
 
     The total runs from the fault (its notice, if nothing tells the time of the fault) to the first forward after
     it; the redo comes on top. It need not be the sum: ranks do different stages side by side.

@@ -1,4 +1,4 @@
-"""Whether a job ended with the bits of an undisturbed run, in words. Pure: from what the report holds."""
+"""A verdict on a job's bits, in words: those of an undisturbed run or not. Pure: from what the report holds."""
 
 from collections.abc import Sequence
 

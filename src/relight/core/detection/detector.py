@@ -187,7 +187,7 @@ class Detector:
                 watch.behind_since_ns = max(watch.since_ns, watch.before_ns, watch.ahead_ns)
 
     def _limit_ns(self, watch: Watch, ranks: Mapping[int, Watch]) -> int:
-        """How long this process may be idle where it is; 0: for ever."""
+        """Return the time for which this process may be idle where it is; 0: for ever."""
         settings, phase = self._settings, watch.position.phase
         if phase is Phase.PARKED and self._peers_train(watch, ranks):
             return round(self._hang_seconds * 1e9)
@@ -201,7 +201,7 @@ class Detector:
         return max(round(self._hang_seconds * 1e9), learned)
 
     def _peers_train(self, watch: Watch, ranks: Mapping[int, Watch]) -> bool:
-        """Whether a peer went on after this one parked: then Resume was sent, and no deadline of the core runs."""
+        """True if a peer went on after this one parked: then Resume was sent, and no deadline of the core runs."""
         return any(
             peer.position.phase in _AFTER_RESUME
             and peer.position.generation == watch.position.generation

@@ -7,7 +7,7 @@ from relight.core.protocol.position import IN_STEP, Phase, Position, usual_step_
 
 
 def hint(watch: Watch, longest_ns: int) -> str:
-    """Where a limit comes from, or how to raise it. `longest_ns`: such a phase so far."""
+    """Say where a limit comes from, or how to raise it. `longest_ns`: such a phase so far."""
     if watch.position.phase is Phase.OUTSIDE:
         return "; --outside-hang-timeout-seconds raises it"
     if watch.position.phase is Phase.STARTING or not watch.committed:

@@ -1,4 +1,4 @@
-"""How often agents say how their workers are: no more often than one controller can listen to.
+"""The pace at which agents report on their workers: no faster than one controller can listen.
 
 Deaths are events, said at once, and so is a process that was stopped; samples only serve to notice hangs, whose
 time-outs are tens of seconds, and people. So with many agents each of them says less, and a hang is noticed at most two

@@ -34,7 +34,7 @@ _ORDER = {
 
 
 def _key(at: Position) -> tuple[int, int, int, int]:
-    """How far a rank got. Between steps, the step that comes next counts, which its version names.
+    """Order positions by progress. Between steps, the step that comes next counts, which its version names.
 
     The generation comes first: a survivor that has not stopped yet is behind those that have.
     """
@@ -72,12 +72,12 @@ class Watch:
 
     @property
     def committed(self) -> bool:
-        """Whether it has finished a step of its own: the first one compiles, allocates and fills caches."""
+        """True if it has finished a step of its own: the first one compiles, allocates and fills caches."""
         return self.sample.position.commits > 0
 
     @property
     def blamed_ns(self) -> int:
-        """How long it has been idle while others waited for it.
+        """The time for which it has been idle while others waited for it.
 
         A rank that has long waited for a hung one is suddenly the last when the others stop sooner than it does.
         """
@@ -85,7 +85,7 @@ class Watch:
 
     @property
     def stamped_at(self) -> float:
-        """When it stamped last, by the detector's clock: those of two hosts cannot be compared."""
+        """The time of its last stamp, by the detector's clock: those of two hosts cannot be compared."""
         return self.seen_at - (self.sample.sampled_ns - self.position.stamp_ns) / 1e9
 
 

@@ -42,7 +42,7 @@ def main_frames(stack: str) -> tuple[Frame, ...]:
 
 
 def describe_place(stack: str) -> str:
-    """Where a process is, in the terms of its script: "train.py, line 88 in load (in recv of socket.py, line 5)"."""
+    """Describe a process's place in its script: "train.py, line 88 in load (in recv of socket.py, line 5)"."""
     frames = main_frames(stack)
     if not frames:
         return ""

@@ -1,4 +1,4 @@
-"""Which rank, or host, has long been slower than its peers. Not a failure: nothing is lost but everybody's time.
+"""Ranks or hosts that have long been slower than their peers. Not a failure: nothing is lost but everybody's time.
 
 In a synchronous step all ranks take the time of the slowest, so whole steps blame no rank. What is compared is each
 rank's own work in each phase, without its waiting (training/connection/work.py), as means over windows of many steps:

@@ -15,7 +15,7 @@ class Attempts:
         self._announced = False  # that attempts fail, since the last success
 
     def is_put_off(self, now: float) -> bool:
-        """Whether the next attempt must wait. It then begins by itself."""
+        """Return whether the next attempt must wait. It then begins by itself."""
         if now >= self.backoff.until:
             return False
         self.next_at = self.backoff.until

@@ -91,29 +91,29 @@ class Job:
 
     @property
     def wanted_standbys(self) -> int:
-        """How many standbys are to be kept: as many as were asked for, or more while ranks are to move."""
+        """The number of standbys to keep: as many as were asked for, or more while ranks are to move."""
         return max(self.settings.standbys, len(self.leaving))
 
     @property
     def awaits_spares(self) -> bool:
-        """Whether the job is at its start, and spare hosts on which its standbys belong have not joined yet."""
+        """True if the job is at its start, and spare hosts on which its standbys belong have not joined yet."""
         return self.stage is Stage.STARTING and self.hosts.spares < self.settings.spare_nodes
 
     # --- members and their state --------------------------------------------------------------------------------
     def is_member(self, name: str) -> bool:
-        """Whether a live, unfailed process of this name holds a rank."""
+        """Return whether a live, unfailed process of this name holds a rank."""
         process = self.members.processes.get(name)
         return process is not None and process.alive and not process.failed and process.rank is not None
 
     def lost_without(self, process: Process | None = None) -> bool:
-        """Whether some part of the state is on no member (other than `process`), as far as is known."""
+        """Return whether some part of the state is on no member (other than `process`), as far as is known."""
         return self.shards.lacks(
             rank for rank, p in self.members.by_rank().items() if p.may_hold_state and p is not process
         )
 
     @property
     def has_fallback(self) -> bool:
-        """Whether there may be a fallback tier. Only the ranks' reports can say which one holds the state."""
+        """True if there may be a fallback tier. Only the ranks' reports can say which one holds the state."""
         return bool(self.buddy_every or self.checkpoint_every)
 
     def describe_loss(self) -> str:

@@ -160,7 +160,7 @@ class Reserve:
 
     @property
     def is_useless(self) -> bool:
-        """Whether the script has raised the same in standbys again and again: a bug of the script, not a failure."""
+        """True if the script has raised the same in standbys again and again: a bug of the script, not a failure."""
         return any(count >= MAX_EQUAL_ERRORS for count in self._errors.values())
 
     @property

@@ -86,7 +86,7 @@ class Saving:
         return [order]
 
     def _can_do_without_what_is_gone(self, save: Save) -> bool:
-        """Whether private state that the order relies on was lost with an agent, and follows from rank and step.
+        """Return whether private state that the order relies on was lost with an agent, and follows from rank and step.
 
         If it does not follow, the order stands: a successor of the agent may have it from a process that lives there.
         """

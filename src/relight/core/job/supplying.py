@@ -29,7 +29,7 @@ class Supplying:
     # --- numbers ------------------------------------------------------------------------------------------------
     @property
     def is_on(self) -> bool:
-        """Whether hosts are ordered at all."""
+        """True if hosts are ordered at all."""
         return bool(self._job.settings.supplier)
 
     @property
@@ -45,7 +45,7 @@ class Supplying:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether a host that comes now could be of use."""
+        """True if a host that comes now could be of use."""
         return self._job.stage in (Stage.TRAINING, Stage.STOPPING, Stage.RESTORING)
 
     # --- after every event --------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Supplying:
 
     # --- time ---------------------------------------------------------------------------------------------------
     def next_at(self) -> float | None:
-        """When `advance` wants to be called, or None."""
+        """Return the time at which `advance` wants to be called, or None."""
         if not self.is_on or self._job.stage in (Stage.STARTING, Stage.ENDED):
             return None
         settings, orders = self._job.settings, self._job.orders

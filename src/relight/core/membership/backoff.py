@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt to bring in a replacement, once several in a row have failed. Pure.
+"""Time to wait before the next attempt to bring in a replacement, once several in a row have failed. Pure.
 
 Causes outside the job (signals, a machine short of memory, a network that is down) end by themselves sooner or later.
 So a job with an intact replica does not count to three and end: it tries again, less and less often.

@@ -1,4 +1,4 @@
-"""Where processes are placed: the hosts that are here, each a failure domain of its own. Pure."""
+"""Placement of processes on the hosts that are here, each a failure domain of its own. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ class Hosts:
         return tuple(name for name in self.in_order() if name not in self._spares)
 
     def life(self, agent: str) -> str:
-        """Which run of this agent was here last; empty: it is not known."""
+        """Return the run of this agent that was here last; empty: it is not known."""
         return self._lives.get(agent, "")
 
     def remove(self, agent: str) -> None:
@@ -63,7 +63,7 @@ class Hosts:
         self.remove(agent)
 
     def was_released(self, agent: str, life: str) -> bool:
-        """Whether this run of an agent was given back. Another run of it is welcome."""
+        """Return whether this run of an agent was given back. Another run of it is welcome."""
         return self._released[f"{agent} {life}"] > 0
 
     def machine(self, agent: str) -> str:
@@ -75,7 +75,7 @@ class Hosts:
         self._losses.add(machine)
 
     def is_unreliable(self, agent: str) -> bool:
-        """Whether the machine of this host was lost so often that another one is better."""
+        """Return whether the machine of this host was lost so often that another one is better."""
         return self._losses[self.machine(agent)] >= MAX_LOSSES
 
     @property

@@ -36,7 +36,7 @@ class Process:
 
     @property
     def is_to_die(self) -> bool:
-        """Whether it was ordered to be killed, and is not known to have ended."""
+        """True if it was ordered to be killed, and is not known to have ended."""
         return (self.failed or self.doomed) and self.alive
 
 
@@ -75,7 +75,7 @@ class Members:
         return self._names
 
     def is_complete(self, world_size: int) -> bool:
-        """Whether every rank is held. Asked at every report of every rank, so it must not look at all of them."""
+        """True if every rank is held. Asked at every report of every rank, so it must not look at all of them."""
         return len(self._holders) == world_size
 
     def vacant(self, world_size: int) -> tuple[int, ...]:

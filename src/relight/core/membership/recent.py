@@ -7,7 +7,7 @@ KEPT = 256
 
 
 class Recent(dict[Thing, int]):
-    """How often each of the newest `KEPT` different things has happened; of any other thing, 0.
+    """Counts of the newest `KEPT` different things that have happened; of any other thing, 0.
 
     Limits need it ("the same twice", "so often at one step"). A thing that is that many other things old was not
     repeated.

@@ -10,7 +10,7 @@ import msgspec
 
 
 class FallbackTier(enum.StrEnum):
-    """Where the state of a recovery comes from, the best first."""
+    """Sources of a recovery's state, the best first."""
 
     REPLICA = "replica"  # the memory of other ranks' devices: nothing that was finished is lost
     BUDDY = "buddy memory"  # snapshots in host memory, a few steps old

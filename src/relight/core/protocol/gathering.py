@@ -43,7 +43,7 @@ class Gathering(Generic[Message]):
         return len(self._waiting)
 
     def joins(self, about: tuple[str, int]) -> bool:
-        """Whether a report about this may wait with those that are here; else they have to go first."""
+        """Return whether a report about this may wait with those that are here; else they have to go first."""
         return not self._waiting or about == self._about
 
     def add(self, process: str, about: tuple[str, int], message: Message, expected: Collection[str]) -> bool:

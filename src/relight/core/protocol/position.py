@@ -1,4 +1,4 @@
-"""Where a worker is: the record it stamps into shared memory, readable after its death.
+"""The position of a worker: the record it stamps into shared memory, readable after its death.
 
 The *position page* is the step tag of FlashRecovery (section 3.2): the worker overwrites plain 64-bit words,
 with no system call and no lock, and its agent reads them at any time, also when the process is gone. The page

@@ -1,4 +1,4 @@
-"""Which rank keeps whose snapshots in its host memory: the placement of buddies. Pure.
+"""The placement of buddies: each rank keeps another one's snapshots in its host memory. Pure.
 
 Each rank has one buddy and is the buddy of one, so that every host needs the same memory. A buddy is of use when all
 who hold a part of the state are lost and it is not: so it must not hold that part itself, and should be on another

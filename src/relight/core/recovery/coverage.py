@@ -23,7 +23,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def survived(self) -> int:
-        """Whether replicas suffice, with no finished step lost."""
+        """True if replicas suffice, with no finished step lost."""
         return self.cases - self.fatal
 
 
@@ -152,7 +152,7 @@ def _costs(
 
 
 class _Fatal(msgspec.Struct, frozen=True):
-    """Which losses are not survived from replicas."""
+    """Losses that are not survived from replicas."""
 
     ranks: set[int]  # alone
     hosts: set[str]  # alone
@@ -164,7 +164,7 @@ class _Fatal(msgspec.Struct, frozen=True):
 
 
 def _with_buddies(loss: Loss, fatal: _Fatal, hosts: Sequence[str], buddies: Sequence[int]) -> Loss:
-    """How many of the fatal cases buddy memory has all of the state for: those that take no rank with its buddy."""
+    """Count the fatal cases for which buddy memory has all of the state: those that take no rank with its buddy."""
     links = list(enumerate(buddies))
     together = {hosts[rank] for rank, buddy in links if hosts[rank] == hosts[buddy]}  # hosts that take both
     names = list(dict.fromkeys(hosts))
@@ -253,7 +253,7 @@ def describe(covered: Coverage) -> tuple[str, ...]:
 
 
 def _says_nothing(loss: Loss, below: Mapping[str, TierCost]) -> bool:
-    """Whether a loss is obvious: that of the only host, without checkpoints."""
+    """Return whether a loss is obvious: that of the only host, without checkpoints."""
     return loss.what == "a host" and loss.cases == loss.fatal == 1 and "checkpoint" not in below
 
 

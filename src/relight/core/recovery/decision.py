@@ -26,7 +26,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_target(direction: str, target: int) -> str:
-    """Where all ranks go, in words."""
+    """Describe the version that all ranks go to."""
     return f"all were at version {target}" if direction == "as they are" else f"{direction} to version {target}"
 
 
@@ -85,7 +85,7 @@ def decide(
 def _choose(
     base: int, ahead: Sequence[int], prepared: Sequence[int], unprepared: Sequence[int], missing: Sequence[int]
 ) -> tuple[bool, str]:
-    """Whether all go forward to `base + 1`, and the reason. `missing`: lost ranks without private state for that."""
+    """Decide whether all go on to `base + 1`, with a reason. `missing`: lost ranks without private state for that."""
     if not ahead and not prepared:
         return False, f"no survivor was prepared for step {base}: no rank can have passed its barrier"
     if unprepared:

@@ -27,12 +27,12 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether all were ordered back to a buddy's or a checkpoint's version, and have not resumed."""
+        """True if all were ordered back to a buddy's or a checkpoint's version, and have not resumed."""
         return self.target >= 0
 
     @property
     def distrusts(self) -> bool:
-        """Whether replicas are not trusted."""
+        """True if replicas are not trusted."""
         return self.differed_at >= 0
 
 
@@ -166,7 +166,7 @@ def _find(
 
 
 def has_gone_back(reports: Sequence[Stopped], version: int) -> bool:
-    """Whether every rank that holds anything holds this version, and nothing of the next step: replicas that agree."""
+    """True if every rank that holds anything holds this version, and nothing of the next step: replicas that agree."""
     intact = [report for report in reports if not report.blank and not report.torn]
     return all(report.version == version and report.prepared != version for report in intact)
 

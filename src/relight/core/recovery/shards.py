@@ -1,4 +1,4 @@
-"""Which ranks hold which part of the state, and what follows for a decision and for what a job survives. Pure.
+"""The ranks that hold each part of the state; what follows for a decision, and for what a job survives. Pure.
 
 Ranks with the same *shard key* hold the same bits. Under plain replication all keys are empty. Everything here is asked
 of the keys alone: how a script divides its state (FSDP2, tensor parallelism, ...) makes no difference.
@@ -27,7 +27,7 @@ class Shards:
 
     @property
     def divided(self) -> bool:
-        """Whether ranks hold different parts."""
+        """True if ranks hold different parts."""
         return len(self._holders) > 1
 
     def key(self, rank: int) -> str:
@@ -52,13 +52,13 @@ class Shards:
         return [part for part in parts.values() if len(set(part.values())) > 1]
 
     def lacks(self, holders: Iterable[int]) -> bool:
-        """Whether some part of the state is held by none of `holders`."""
+        """Return whether some part of the state is held by none of `holders`."""
         if not self.divided:
             return not any(True for _ in holders)
         return len({self._keys[rank] for rank in holders}) < len(self._holders)
 
     def lost(self, holders: Collection[int]) -> str:
-        """Which parts none of `holders` has, in words; empty if they have all of the state."""
+        """Name the parts that none of `holders` has; empty if they have all of the state."""
         held = {self.key(rank) for rank in holders}
         lost = [(key, ranks) for key, ranks in self._holders.items() if key not in held]
         if not lost:

@@ -191,7 +191,7 @@ class Processes:
 
 
 def _ended_by_itself(event: ev.ProcessExited) -> bool:
-    """Whether a process ended with a code: the same code twice at one step is a bug. A signal is no sign of one."""
+    """True if a process ended with a code: the same code twice at one step is a bug. A signal is no sign of one."""
     return event.exit_status is not None and event.exit_status >= 0
 
 

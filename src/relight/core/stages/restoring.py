@@ -103,7 +103,7 @@ class Restoring:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no recovery is under way, its first step included."""
+        """True if no recovery is under way, its first step included."""
         return self._job.stage in (Stage.STARTING, Stage.TRAINING) and not self.to_resume
 
     # --- restores that fail -------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Restoring:
 
 
 def _handshake_mismatch(reports: list[ev.Restored], target: int, shards: Shards) -> str:
-    """Why the members must not train on together (rule 8), or an empty string."""
+    """Return the reason why the members must not train on together (rule 8), or an empty string."""
     peers: dict[str, ev.Restored] = {}  # the first holder of each part of the state
     for report in reports:
         peer = peers.setdefault(shards.key(report.rank), report)

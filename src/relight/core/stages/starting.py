@@ -168,7 +168,7 @@ class Starting:
 
 
 def _startup_mismatch(reports: list[ev.TrainingEntered], shards: Shards) -> str:
-    """Why the initial ranks cannot train together, or an empty string."""
+    """Return the reason why the initial ranks cannot train together, or an empty string."""
     first = reports[0]
     builders: dict[str, ev.TrainingEntered] = {}  # the first holder of each part of the state
     for other in reports:

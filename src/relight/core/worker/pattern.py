@@ -1,4 +1,4 @@
-"""Where in a step the barrier may stand, learnt from the steps before.
+"""The place of the barrier in a step, learnt from the steps before.
 
 The barrier may stand in front of a write if nothing follows that needs another rank or changes rank-private state: from
 there on a rank can finish the step by itself. In front of an earlier write it may not, and until a pattern is learnt it
@@ -38,12 +38,12 @@ class Pattern:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether it says where a barrier may stand; a step without a write says nothing."""
+        """True if it says where a barrier may stand; a step without a write says nothing."""
         return not self.more_expected and (self.early or bool(self.before))
 
     @property
     def has_several(self) -> bool:
-        """Whether more than one write matters."""
+        """True if more than one write matters."""
         return len(self.before) + self.early > 1
 
     def number(self) -> int:
@@ -80,7 +80,7 @@ class Learner:
         return replace(self, learnt=None, last=None, streak=0)
 
     def stands_before(self, writes: Sequence[str]) -> bool:
-        """Whether the barrier stands in front of the next write, after `writes` were made in this step."""
+        """Return whether the barrier stands in front of the next write, after `writes` were made in this step."""
         return self.learnt is not None and tuple(writes) == self.learnt.before
 
     def number(self, seen: Pattern) -> int:
@@ -89,7 +89,7 @@ class Learner:
         return seen.number() + _SEVERAL * has_several + _DIFFERS * differs
 
     def _is_other(self, seen: Pattern) -> bool:
-        """Whether a step differs from those before. A replacement may not know: so it is told in the same barrier."""
+        """True if a step differs from those before. A replacement may not know: so it is told in the same barrier."""
         if self.learnt is not None:
             return seen != self.learnt
         return self.first is not None and seen.is_evidence and seen != self.first

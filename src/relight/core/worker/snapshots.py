@@ -29,7 +29,7 @@ S = TypeVar("S", bound=Slot)
 
 
 class Due(enum.Enum):
-    """Whether a snapshot is to be begun at a boundary of steps. All ranks come to the same answer."""
+    """The answer to whether a snapshot is begun at a boundary of steps. All ranks come to the same answer."""
 
     NO = "none is due"
     YES = "one is due"
@@ -62,7 +62,7 @@ class SnapshotSlots(Generic[S]):
         self.due = bool(buddies)
 
     def is_due(self, version: int, every: int) -> Due:
-        """Whether to begin a snapshot of the version that is here; `every`: versions from one to the next."""
+        """Return whether to begin a snapshot of the version that is here; `every`: versions from one to the next."""
         if self.ward < 0 or not (self.due or version % every == 0) or version == self.newest:
             return Due.NO
         return Due.YES if self.due or self.newest == self.established else Due.SKIPPED
@@ -112,7 +112,7 @@ class SnapshotSlots(Generic[S]):
 
     # --- which slot may be overwritten --------------------------------------------------------------------------------
     def is_needed(self, slot: S) -> bool:
-        """Whether a recovery may have to go back to this snapshot."""
+        """Return whether a recovery may have to go back to this snapshot."""
         return slot.version == self.needed >= 0 and (self._holders is None or slot.rank in self._holders)
 
     def overwritable(self, slots: list[S]) -> list[S]:

@@ -4,7 +4,7 @@ import enum
 
 
 class State(enum.Enum):
-    """Where a worker is between two events."""
+    """The state of a worker between two events."""
 
     STARTING = "runs the script up to its first step"
     IDLE = "is a standby that waits for a rank"

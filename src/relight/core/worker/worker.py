@@ -98,7 +98,7 @@ class Worker:
     # --- what it holds ------------------------------------------------------------------------------------------------
     @property
     def goal(self) -> int:
-        """How many steps are to be committed before this process leaves the loop."""
+        """The number of steps to be committed before this process leaves the loop."""
         goal = self.until if self.last is None else min(self.until, self.last)
         if self.left is not None:
             goal = min(goal, self.left)
@@ -106,7 +106,7 @@ class Worker:
 
     @property
     def may_be_left(self) -> bool:
-        """Whether other ranks may have left the loop after the step that was finished last, and this one not know.
+        """True if other ranks may have left the loop after the step that was finished last, and this one not know.
 
         A replacement has not run the code after that step. All ranks must say the same.
         """
@@ -114,12 +114,12 @@ class Worker:
 
     @property
     def winding_down(self) -> bool:
-        """Whether the next step that all ranks finish is to be the last one for now: in this generation."""
+        """True if the next step that all ranks finish is to be the last one for now: in this generation."""
         return self.wind_down_in == self.generation > 0
 
     @property
     def is_intact(self) -> bool:
-        """Whether it holds a version, or can undo its way back to one."""
+        """True if it holds a version, or can undo its way back to one."""
         return not (self.blank or self.torn or self.passed)
 
     def status(self) -> RankStatus:
@@ -139,7 +139,7 @@ class Worker:
         )
 
     def compares(self, every: int, *, first: bool) -> bool:
-        """Whether states are compared before the barrier of this step. All ranks must say the same.
+        """Return whether states are compared before the barrier of this step. All ranks must say the same.
 
         After a recovery they know the version from which it began, but only of 0 that it was the job's first.
 
@@ -152,7 +152,7 @@ class Worker:
 
     @property
     def is_first(self) -> bool:
-        """Whether this step is the job's first. All ranks must say the same."""
+        """True if this step is the job's first. All ranks must say the same."""
         return self._is_number(0)
 
     def _is_number(self, number: int) -> bool:
@@ -166,12 +166,12 @@ class Worker:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether a newer generation was opened than that of the decision in hand."""
+        """True if a newer generation was opened than that of the decision in hand."""
         return self.order is not None and self.newest > self.order.generation
 
     @property
     def is_ready(self) -> bool:
-        """Whether an order is here that the main thread waits for in this state."""
+        """True if an order is here that the main thread waits for in this state."""
         match self.state:
             case State.PARKED:
                 reported = self.reported

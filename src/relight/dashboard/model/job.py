@@ -263,7 +263,7 @@ class Job:
         return sorted(parts, key=lambda part: part[1])[:PARTS_LISTED]
 
     def dead_until_ns(self, failure: FailureReport) -> int | None:
-        """When another process took the rank that this failure left; None: none has so far."""
+        """Return the time at which another process took the rank that this failure left; None: none has so far."""
         row = self.row(failure.rank)
         if row is None or not failure.process:
             return None

@@ -65,7 +65,7 @@ class Row:
         return self.holders[-1][1] if self.holders else ""
 
     def taken_over_ns(self, process: str) -> int | None:
-        """When the process after `process` first stamped here; None if none did, or it is forgotten."""
+        """Return the first stamp of the process after `process` here; None if none did, or it is forgotten."""
         found = False
         for since_ns, name in self.holders:
             if found:

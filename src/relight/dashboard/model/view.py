@@ -20,7 +20,7 @@ _PHASES = {int(phase): phase.name for phase in Phase}
 
 
 def is_silent(seconds: float) -> bool:
-    """Whether a job seems to have no controller, by the time since the last sign of life."""
+    """Return whether a job seems to have no controller, by the time since the last sign of life."""
     return SILENT_SECONDS < seconds < math.inf
 
 

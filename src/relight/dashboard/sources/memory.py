@@ -27,7 +27,7 @@ class Memory:
 
 
 def _is(pid: int, process: str) -> bool:
-    """Whether this is the job's process: the journal may come from another host, where the number means another."""
+    """True if this is the job's process: the journal may come from another host, where the number means another."""
     try:
         return f"RELIGHT_PROCESS={process}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

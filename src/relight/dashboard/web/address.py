@@ -1,4 +1,4 @@
-"""Where the page is served, as people write it and as they open it."""
+"""The page's address, as people write it and as they open it."""
 
 import socket
 from urllib.parse import quote

@@ -22,7 +22,7 @@ SECURITY_HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -32,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refusal(headers: Mapping[str, str], token: str, *, is_private: bool) -> tuple[int, str] | None:
-    """Why a request is refused, as status and sentence; None if it is not.
+    """Return the status and the sentence with which a request is refused; None if it is not.
 
     Args:
         headers: by name in lower case.

@@ -308,7 +308,7 @@ def _averages(trainer: Any) -> dict[str, Any]:
 
 
 def has_own(trainer: Any, *hooks: str) -> bool:
-    """Whether the module or a callback has one of these hooks from the script itself."""
+    """Return whether the module or a callback has one of these hooks from the script itself."""
     things = (trainer.lightning_module, *trainer.callbacks)
     return any(hasattr(each, hook) and not is_lightnings(each, hook) for each in things for hook in hooks)
 

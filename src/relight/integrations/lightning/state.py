@@ -233,11 +233,11 @@ def _load_callback(callback: Callback, saved: dict[str, Any]) -> None:
 
 
 def is_own(callback: Callback) -> bool:
-    """Whether a callback is of a class that is not Lightning's."""
+    """Return whether a callback is of a class that is not Lightning's."""
     return not type(callback).__module__.startswith("lightning.")
 
 
 def is_lightnings(thing: Any, method: str) -> bool:
-    """Whether a method of an object is Lightning's own."""
+    """Return whether a method of an object is Lightning's own."""
     module: str = getattr(type(thing), method).__module__
     return module.startswith("lightning.")

@@ -144,7 +144,7 @@ class _InJob:
         rank_zero_only.rank = rank
 
     def _averages_by_sum(self, tensor: Any, reduce_op: Any) -> bool:
-        """Whether Lightning, with gloo, would sum and divide; it knows gloo by the name of the backend."""
+        """Return whether Lightning, with gloo, would sum and divide; it knows gloo by the name of the backend."""
         on_host = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
         return self.job is not None and on_host and str(reduce_op).lower() in ("mean", "avg")
 

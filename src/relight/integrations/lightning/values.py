@@ -11,7 +11,7 @@ _PART = "\0"  # the key that stands for a value of another kind
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is a number, string or tensor, or a list, tuple or dict of these."""
+    """Return whether a value is a number, string or tensor, or a list, tuple or dict of these."""
     if type(value) in _PLAIN:  # no enumerations: they would come back as plain strings
         return True
     if isinstance(value, torch.Tensor):

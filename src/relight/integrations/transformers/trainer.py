@@ -151,7 +151,7 @@ def refuse_unsupported(trainer: Any, trial: Any) -> None:
 
 
 def _has_own_loop(kind: type) -> bool:
-    """Whether a class has a loop of its own; a method that goes on to the one here is none."""
+    """Return whether a class has a loop of its own; a method that goes on to the one here is none."""
     above = kind.__mro__[: kind.__mro__.index(RelightMixin)] if RelightMixin in kind.__mro__ else ()
     loops = [vars(each)["_inner_training_loop"] for each in above if "_inner_training_loop" in vars(each)]
     return any("_run_epoch" in vars(each) for each in above) or any(
@@ -160,7 +160,7 @@ def _has_own_loop(kind: type) -> bool:
 
 
 def _reason_of_trl(trainer: Any) -> str:
-    """Why a trainer of TRL, or a callback, is not supported; empty: it is, or it is not TRL's."""
+    """Return the reason why a trainer of TRL, or a callback, is not supported; empty: it is, or it is not TRL's."""
     kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
     if not kinds:
         return ""

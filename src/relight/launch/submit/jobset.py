@@ -117,7 +117,7 @@ def job_set(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _moves(arguments: argparse.Namespace) -> bool:
-    """Whether the controller moves when its pod is lost: it needs the journal on storage that all pods see."""
+    """Return whether the controller moves when its pod is lost: it needs the journal on storage that all pods see."""
     can = arguments.kind == "jobset" and arguments.nodes > 1
     return can and bool(arguments.claim) and not arguments.fixed_controller
 

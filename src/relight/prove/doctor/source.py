@@ -1,4 +1,4 @@
-"""Whether a script trains without relight, from its text: it, and files beside it that it imports. No torch."""
+"""Scripts that train without relight, told by their text and that of files beside them that they import. No torch."""
 
 import ast
 import re

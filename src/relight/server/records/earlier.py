@@ -60,7 +60,7 @@ def going_on(run_dir: Path) -> JobSettings | None:
 
 
 def has_finished(run_dir: Path) -> bool:
-    """Whether the newest run in this directory has ended without an error."""
+    """Return whether the newest run in this directory has ended without an error."""
     try:
         with (run_dir / JOURNAL).open("rb") as file:
             return any(end is not None and not end.error for end in map(_end, _last_lines(file.fileno())))

@@ -1,4 +1,4 @@
-"""Which agents are away, and when an absence becomes the loss of a host."""
+"""Agents that are away, and the time at which an absence becomes the loss of a host."""
 
 import asyncio
 

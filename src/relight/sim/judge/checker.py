@@ -240,13 +240,13 @@ class Checker:
         self.wrong.check_private(worker.rank, state.version, worker.private, what)
 
     def is_right(self, state: State) -> bool:
-        """Whether a state is that of an undisturbed run. Bits that are wrong for a known reason are judged apart."""
+        """True if a state is that of an undisturbed run. Bits that are wrong for a known reason are judged apart."""
         right = self.states[min(state.version, self.until)]
         known = self.wrong.is_known(state.content)
         return state == (right._replace(content=state.content) if known else right)
 
     def _must_not_spread(self) -> bool:
-        """Whether no rank may compute with results of a wrong rank, since states are compared in every step. A state
+        """True if no rank may compute with results of a wrong rank, since states are compared in every step. A state
         that only one rank holds, or that all others have copied, cannot be compared; nor is the rest of a surprise."""
         compared = self.verify_every == 1 and not self.pattern.has_surprises
         return compared and self.world_size >= 2 * self.parts and not self.copied_wrong
@@ -284,7 +284,7 @@ class Checker:
         raise Violation(f"L3: {kill.process} is healthy, and is killed: {kill.why}")
 
     def is_lost(self, worker: SimulatedWorker) -> bool:
-        """Whether it holds nothing, or was interrupted inside a step that turned out to be longer than was learnt."""
+        """True if it holds nothing, or was interrupted inside a step that turned out to be longer than was learnt."""
         return worker.machine.blank or (worker.holds_nothing and self.pattern.has_surprises)
 
     def private_may_be_lost(self) -> bool:

@@ -109,14 +109,14 @@ def _check_all_lost(seen: "Checker", end: EndJob) -> None:
 
 
 def _is_torn_at_the_end(seen: "Checker", error: str) -> bool:
-    """Whether the script's own bug ends the job, and some survivor was torn by a surprise when it did."""
+    """Return whether the script's own bug ends the job, and some survivor was torn by a surprise when it did."""
     why, unsaved, _ = error.partition("No last checkpoint was written: ")
     torn = any(w.alive and not w.machine.blank and seen.is_lost(w) for w in seen.members())
     return bool(unsaved) and torn and "times in the same place" in why and _is_excused(seen, why)
 
 
 def _is_excused(seen: "Checker", error: str) -> bool:
-    """Whether these faults must end a job in this way."""
+    """Return whether these faults must end a job in this way."""
     kinds = [action for action, _, _ in seen.faults]
     points = {point for _, _, point in seen.faults}
     struck = [(kind, seen.workers[name]) for kind, name, _ in seen.faults]

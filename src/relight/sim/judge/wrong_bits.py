@@ -45,7 +45,7 @@ class WrongBits:
 
     # --- judgement ----------------------------------------------------------------------------------------------
     def is_known(self, content: int) -> bool:
-        """Whether a content is wrong for a known reason."""
+        """Return whether a content is wrong for a known reason."""
         return content in self.flipped or content in self._early
 
     def check_private(self, rank: int, version: int, private: int, what: str) -> None:

@@ -155,7 +155,7 @@ class Copying:
 
     @property
     def over(self) -> bool:
-        """Whether the target need not wait any more."""
+        """True if the target need not wait any more."""
         return self.state is not None or bool(self.failed)
 
     def copy(self) -> "Copying":

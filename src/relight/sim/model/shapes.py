@@ -38,17 +38,17 @@ class Shape(NamedTuple):
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing is left to do after the barrier but to commit."""
+        """True if nothing is left to do after the barrier but to commit."""
         return self.written_before == self.script.writes
 
     @property
     def needs_others_late(self) -> bool:
-        """Whether a collective comes after the barrier."""
+        """True if a collective comes after the barrier."""
         return self.script.writes - self.written_before > 1
 
     @property
     def is_surprise(self) -> bool:
-        """Whether more than the last write comes after the barrier."""
+        """True if more than the last write comes after the barrier."""
         return self.needs_others_late or (self.script.changes_private_late and not self.is_at_end)
 
     @property
@@ -82,13 +82,13 @@ class Pattern(NamedTuple):
         return shape.at_end if self.relearns and step == began > 0 else shape
 
     def is_surprise(self, step: int) -> bool:
-        """Whether a step may be longer than was learnt."""
+        """Return whether a step may be longer than was learnt."""
         shape = self.shapes[step % len(self.shapes)]
         return shape.script != Script() if self.learns else shape.is_surprise
 
     @property
     def has_surprises(self) -> bool:
-        """Whether some step is longer than was learnt."""
+        """True if some step is longer than was learnt."""
         return any(self.is_surprise(step) for step in range(len(self.shapes)))
 
     def script(self, step: int) -> Script:

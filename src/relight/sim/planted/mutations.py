@@ -23,7 +23,7 @@ from relight.sim.timed.job import Parts, SimulatedJob
 
 @dataclass(frozen=True)
 class Gatherer:
-    """How long an agent lets reports of its ranks wait for each other."""
+    """The time for which an agent lets reports of its ranks wait for each other."""
 
     hold_seconds: float = HOLD_SECONDS
 

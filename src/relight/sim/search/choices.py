@@ -89,7 +89,7 @@ def to_the_dead(here: "Situation") -> Iterator[Action]:
 
 
 def _matters_when(worker: SimulatedWorker | None, message: object) -> bool:
-    """Whether it makes a difference to others when this order arrives."""
+    """Return whether it makes a difference to others when this order arrives."""
     if worker is None or not worker.alive:
         return False
     if isinstance(message, Restore):

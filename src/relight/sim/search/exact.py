@@ -1,4 +1,4 @@
-"""When two workers of the exhaustive search are the same, names included: what a check of `sameness.py` needs."""
+"""Equality of two workers of the exhaustive search, names included: what a check of `sameness.py` needs."""
 
 from collections.abc import Hashable
 

@@ -161,7 +161,7 @@ def _follow(
 
 
 def _has_circle(onward: dict[int, int]) -> bool:
-    """Whether following first choices from somewhere comes back to where it has been."""
+    """Return whether following first choices from somewhere comes back to where it has been."""
     good: set[int] = set()
     for start in onward:
         path: list[int] = []
@@ -193,7 +193,7 @@ def situation(
     fine: bool = False,
     pattern: Pattern = ONE_WRITE,
 ) -> Situation:
-    """Where the search begins."""
+    """Return the situation in which the search begins."""
     start = Situation(ranks, steps, faults, [FAULTS[kind] for kind in kinds], parts, fine=fine, pattern=pattern)
     start.begin()
     return start

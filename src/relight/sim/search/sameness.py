@@ -1,4 +1,4 @@
-"""When two situations of the exhaustive search are the same: what follows from one follows from the other.
+"""Equality of two situations of the exhaustive search: what follows from one follows from the other.
 
 `key` describes a situation by roles instead of names: what is true of each rank, of each process in reserve, and of all
 of them together. Two situations with equal keys differ by a *renaming* of processes and by a permutation of the ranks
@@ -323,7 +323,7 @@ def _outstanding(here: "Situation") -> list[Restore]:
 
 
 def _copies(here: "Situation", place: dict[str, int]) -> dict[int, Hashable]:
-    """Which rank copies from which, or from which process if that holds no rank."""
+    """Return the rank that each copying rank copies from, or the process if that holds no rank."""
     copies: dict[int, Hashable] = {}
     for worker in here.workers.values():
         copying = worker.copying

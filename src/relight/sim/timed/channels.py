@@ -75,7 +75,7 @@ class Channels:
             node.pass_down(self._job, process)
 
     def _holds_back(self, direction: str, process: str, action: "Action") -> bool:
-        """Whether nothing passes now; then it comes once the silence is over."""
+        """Return whether nothing passes now; then it comes once the silence is over."""
         job = self._job
         until = job.hosts.of(process).silent_until[direction]
         if direction == "up":

@@ -23,7 +23,7 @@ _REPORTED = (
 
 
 class ControllerLife:
-    """Whether there is a controller that listens, and the events that wait for one."""
+    """The controller of a simulated job, while there is one that listens, and the events that wait for one."""
 
     def __init__(self, job: "SimulatedJob") -> None:
         self._job = job
@@ -92,7 +92,7 @@ class ControllerLife:
                 job.feed(event)
 
     def _can_still_say(self, event: ev.Event) -> bool:
-        """Whether an event may be reported again: not from a host that was given up in between."""
+        """Return whether an event may be reported again: not from a host that was given up in between."""
         if isinstance(event, ev.AgentJoined):
             return self._job.hosts.called(event.agent).known
         return getattr(event, "process", "") not in self._job.fenced
@@ -109,5 +109,5 @@ class ControllerLife:
 
 
 def _is_unseen(event: ev.Event | None) -> bool:
-    """Whether the end of a process was found out by a controller, when an agent came back without that process."""
+    """Return whether a controller found out the end of a process because an agent came back without it."""
     return isinstance(event, ev.ProcessExited) and event.exit_status is None

@@ -59,11 +59,11 @@ class Hosts:
         return self._hosts[name]
 
     def has(self, name: str) -> bool:
-        """Whether a host of this name is or was here."""
+        """Return whether a host of this name is or was here."""
         return name in self._hosts
 
     def of(self, process: str) -> Host:
-        """Where a process runs, or is about to be started."""
+        """Return the host on which a process runs, or is about to be started."""
         return self._hosts[self._job.host_of[process]]
 
     def workers(self, host: Host) -> list[SimulatedWorker]:
@@ -148,7 +148,7 @@ class Hosts:
         job.after(CONNECTION_SECONDS + RETURN_SECONDS, ("host", "given_up", host.name))
 
     def hangs_up(self, name: str) -> None:
-        """Where one direction is silent, the connection ends for both; a new one needs both."""
+        """End the connection for both directions where one is silent; a new one needs both."""
         host = self._hosts[name]
         until = max(host.silent_until.values())
         if until > self._job.now:

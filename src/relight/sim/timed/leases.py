@@ -58,7 +58,7 @@ class Process:
         return self._offset + self._rate * now
 
     def acts(self, now: float) -> bool:
-        """Whether it would act now."""
+        """Return whether it would act now."""
         return self.alive and now >= self.asleep_until and self.tenure.may_act(self.clock(now))
 
     def start_again(self) -> None:

@@ -41,7 +41,7 @@ class Links:
             groups.settle(self._job, generation, number, rank, completes)
 
     def _waits_for_group(self, generation: int, rank: int, action: "Action") -> bool:
-        """Whether data between this rank and others of its group does not pass; then the action comes later."""
+        """Return whether data between this rank and others of its group does not pass; then the action comes later."""
         job = self._job
         if not job.several_hosts:
             return False

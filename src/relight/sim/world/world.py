@@ -88,7 +88,7 @@ class World:
         """Decide which ranks have lost data on its way to them, now that `rank` has left the group."""
 
     def reaches(self, one: str, other: str) -> bool:  # noqa: ARG002 (drivers with hosts)
-        """Whether data passes between two processes."""
+        """Return whether data passes between two processes."""
         return True
 
     def own(self, process: str) -> SimulatedWorker:

@@ -194,7 +194,7 @@ def _version(span: Span, left: float, right: float, top: float, window: Window) 
 
 
 def _barriers(rows: Sequence[Row], axis: Axis, top: float, bottom: float) -> Iterable[str]:
-    """Where the last rank came to it: one line through all rows. No rank writes to the left of it."""
+    """Draw when the last rank came to a barrier: one line through all rows. No rank writes to the left of it."""
     passed: dict[tuple[int, int], int] = {}
     for row in rows:
         for span, after in pairwise(row.spans):

@@ -149,7 +149,7 @@ def duration(seconds: float, minus: str = "-", micro: str = "µ") -> str:
 
 # --- rows -------------------------------------------------------------------------------------------------------
 def _changes(window: Window, rows: Sequence[Row]) -> list[int]:
-    """When something changes; empty if nothing was recovered, for then the figure is to be to scale."""
+    """Return the times at which something changes; empty if nothing was recovered: then the figure is to scale."""
     if not window.bands:
         return []
     times = [time for row in rows for span in row.spans for time in (span.start_ns, span.end_ns)]
@@ -295,7 +295,7 @@ def _boxed(name: str, width: int, glyphs: Glyphs) -> str:
 
 
 def _time_labels(window: Window, axis: Axis, glyphs: Glyphs) -> Text:
-    """Where zero is, how far it is to the edges, and the true length of what was shortened."""
+    """Label zero, the distance to the edges, and the true length of what was shortened."""
 
     def label(time_ns: int) -> str:
         return duration((time_ns - window.zero_ns) / 1e9, glyphs.minus, glyphs.micro)

@@ -31,7 +31,7 @@ class Axis(msgspec.Struct, frozen=True):
     columns: int
 
     def coordinate(self, time_ns: float) -> float:
-        """Where a time lies, in columns; outside the axis: its end."""
+        """Return the column of a time; outside the axis: its end."""
         pieces = self.pieces
         index = bisect_right(pieces, time_ns, key=lambda piece: piece.start_ns) - 1
         if index < 0:
@@ -85,7 +85,7 @@ def _quiet_stretches(gaps: Sequence[tuple[int, int]]) -> frozenset[tuple[int, in
 
 
 def share_columns(edges: Sequence[float], least: Sequence[int]) -> list[int]:
-    """How many columns each of consecutive stretches gets.
+    """Return the number of columns that each of consecutive stretches gets.
 
     `edges` are their borders in columns, one more than stretches. A stretch that would vanish, though it should
     have `least` columns, takes them from the nearest that can spare some: a barrier of 1 ms stays visible.

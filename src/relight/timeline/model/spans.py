@@ -89,13 +89,13 @@ class History(msgspec.Struct, frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which spans to keep: those of some steps (first, last), and those that overlap some times (from, to)."""
+    """The spans to keep: those of some steps (first, last), and those that overlap some times (from, to)."""
 
     steps: tuple[tuple[int, int], ...] = ()
     times_ns: tuple[tuple[int, int], ...] = ()
 
     def touches(self, low_step: int, high_step: int, start_ns: int, end_ns: int) -> bool:
-        """Whether anything within these bounds can be selected."""
+        """Return whether anything within these bounds can be selected."""
         return any(first <= high_step and low_step <= last for first, last in self.steps) or any(
             since <= end_ns and start_ns <= until for since, until in self.times_ns
         )
@@ -147,7 +147,7 @@ class SpanCollector:
             self._take(chunk.process, track, record)
 
     def _may_skip(self, track: _Track, records: tuple[Record, ...]) -> bool:
-        """Whether no span of these records can be selected: then a look at first and last is enough."""
+        """Return whether no span of these records can be selected: then a look at first and last is enough."""
         if self._selection is None or track.last is None or track.takes_over_ns is None:
             return False
         # A process never goes back by more than the one step that is repeated.

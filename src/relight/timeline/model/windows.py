@@ -1,4 +1,4 @@
-"""Which part of a job to draw, as a value: around a recovery, or around a step. Pure."""
+"""The part of a job to draw, as a value: around a recovery, or around a step. Pure."""
 
 from collections.abc import Iterator, Sequence
 
@@ -88,7 +88,7 @@ def step_selection(report: JobReport, step: int) -> Selection:
 
 
 def find_band(report: JobReport, recovery: RecoveryReport, history: History) -> Band:
-    """When the recovery did what: from the rows where they show it, else from the report's stage times."""
+    """Return the times of a recovery's stages: from the rows where they show it, else from the report's stage times."""
     struck, noticed = _struck_noticed(report, recovery)
     horizon = _next_struck(report, recovery)
     parked = [

@@ -62,7 +62,7 @@ class Carried:
 
     @property
     def may_leave(self) -> bool:
-        """Whether the script may leave its loop early, as far as its code is known."""
+        """True if the script may leave its loop early, as far as its code is known."""
         return self._loop.may_leave
 
     # --- a step ------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Carried:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a name that decides a step is set after the last write, and was not yet.
+        """True if a name that decides a step is set after the last write, and was not yet.
 
         It is empty until then, or stands for a part of the state, which is kept otherwise.
         """
@@ -242,7 +242,7 @@ class Carried:
         return incomplete
 
     def risk(self) -> str:
-        """Why a recovery cannot vouch for equal bits, if something changes and is not carried."""
+        """Return the reason why a recovery cannot vouch for equal bits, if something changes and is not carried."""
         self._spots.frames.forget()
         self._catalog.follow_parts()
         risk = self._catalog.risk()
@@ -251,17 +251,17 @@ class Carried:
 
     @property
     def computes_above(self) -> bool:
-        """Whether code stands between the loop's head and `with step`; also if that is not known."""
+        """True if code stands between the loop's head and `with step`; also if that is not known."""
         return self._loop.computes_above
 
     @property
     def computes_outside(self) -> bool:
-        """Whether the script's code may run between two steps; also if that is not known."""
+        """True if the script's code may run between two steps; also if that is not known."""
         return self._loop.computes_outside
 
     @property
     def decides(self) -> bool:
-        """Whether anything that is carried decides what a step computes."""
+        """True if anything that is carried decides what a step computes."""
         return any(one.feeds for one in self._kept.values())
 
     @property

@@ -136,7 +136,7 @@ class RankValues:
 
     @property
     def is_pending(self) -> bool:
-        """Whether values wait to be put in."""
+        """True if values wait to be put in."""
         return self._pending is not None
 
     def put_in(self) -> str | None:
@@ -206,7 +206,7 @@ def _loaders(frames: Any) -> Iterator[tuple[Place, DataLoader[Any]]]:
 
 
 def _matters(value: Any) -> bool:
-    """Whether a difference in a value may change what steps compute."""
+    """Return whether a difference in a value may change what steps compute."""
     return kind_of(value) in (*_DATA, "number") or isinstance(value, (bool, int, float, str))
 
 

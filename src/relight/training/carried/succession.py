@@ -132,7 +132,7 @@ class Keeper:
         return tree
 
     def _is_too_large_to_show(self, one: Kept, value: Any, weigh: bool) -> str:
-        """Why a value that is only accumulated or shown is not written down at all."""
+        """Return whether a value that is only accumulated or shown is too large to be written down."""
         nbytes = tensor_bytes(value, self._catalog.parts) if weigh else 0
         one.has_tensors = has_tensors(value)
         if nbytes > MOST_SHOWN_BYTES:
@@ -151,7 +151,7 @@ class Adoption:
 
     @property
     def is_pending(self) -> bool:
-        """Whether values wait to be put in."""
+        """True if values wait to be put in."""
         return self._pending is not None
 
     def adopt(self, tree: dict[str, Any] | None, noticed: Mapping[str, int], version: int) -> str | None:

@@ -40,7 +40,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """Where a piece lies: a file of the checkpoint, and bytes in it. No file: the piece is empty."""
+    """The place of a piece: a file of the checkpoint, and bytes in it. No file: the piece is empty."""
 
     file: str
     offset: int

@@ -99,7 +99,7 @@ def write_private(root: Path, version: int, history: str, rank: int, payload: by
 
 
 def has_private(root: Path, version: int, history: str, rank: int) -> bool:
-    """Whether that rank's part of a checkpoint that is not complete is there."""
+    """Return whether that rank's part of a checkpoint that is not complete is there."""
     return (_building_site(root, version, history) / _private_name(rank)).exists()
 
 
@@ -126,7 +126,7 @@ def write_part(root: Path, version: int, history: str, rank: int, part: Part, te
 
 
 def has_part(root: Path, version: int, history: str, rank: int) -> bool:
-    """Whether the part of a checkpoint that this rank writes is there; the checkpoint is not complete."""
+    """Return whether the part of a checkpoint that this rank writes is there; the checkpoint is not complete."""
     return (_building_site(root, version, history) / _part_name(rank)).exists()
 
 

@@ -1,4 +1,4 @@
-"""When and where checkpoints are written, as `Training.checkpoint` asked."""
+"""The times and the directory of checkpoints, as `Training.checkpoint` asked."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,5 +14,5 @@ class CheckpointSchedule:
     resume: bool = True  # from the newest checkpoint there is
 
     def is_due(self, version: int) -> bool:
-        """Whether a checkpoint of this version is to be written."""
+        """Return whether a checkpoint of this version is to be written."""
         return bool(self.every and version and version % self.every == 0)

@@ -66,7 +66,7 @@ class Snapshots:
 
     @property
     def active(self) -> bool:
-        """Whether snapshots are made: not where every rank holds all of the state."""
+        """True if snapshots are made: not where every rank holds all of the state."""
         return bool(self.every) and bool(self._assignment.shard)
 
     # --- while training -------------------------------------------------------------------------------------------

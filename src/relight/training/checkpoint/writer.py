@@ -70,7 +70,7 @@ class CheckpointWriter:
 
     @property
     def writes_part(self) -> bool:
-        """Whether this rank writes a part of the state."""
+        """True if this rank writes a part of the state."""
         return self._runtime.rank in self._writers.values()
 
     def begin(self, schedule: CheckpointSchedule, version: int) -> None:

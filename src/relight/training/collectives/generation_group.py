@@ -180,7 +180,7 @@ class GenerationGroup:
 
 
 def _are_in_host_memory(arguments: Sequence[Any]) -> bool:
-    """Whether an operation's tensors, given alone or in lists, lie in host memory; False if there are none."""
+    """Return whether an operation's tensors, given alone or in lists, lie in host memory; False if there are none."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             return not is_accelerated(argument)

@@ -67,7 +67,7 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     @property
     def has_member(self) -> bool:
-        """Whether the rank that this process holds is a member."""
+        """True if the rank that this process holds is a member."""
         return self._policy.rank in self.ranks
 
     def __eq__(self, other: object) -> bool:
@@ -87,7 +87,7 @@ class RelightProcessGroup(dist.ProcessGroup):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a recovery has taken the peers of operations that cannot be repeated: a replacement calls none."""
+        """True if a recovery has taken the peers of operations that cannot be repeated: a replacement calls none."""
         return not self._policy.is_protected() and (self._policy.closed or self._policy.after_recovery)
 
     def getBackendName(self) -> str:

@@ -45,7 +45,7 @@ class GroupTable:
         return self.of(rank)[self._number(place, built_as)]
 
     def _number(self, place: int, rank: int) -> int:
-        """How many groups of that rank were made before the one at that place."""
+        """Count the groups of that rank that were made before the one at that place."""
         return sum(rank in ranks for ranks in self._made[:place])
 
     def normal(self, ranks: Sequence[int]) -> Ranks:

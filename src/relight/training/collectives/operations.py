@@ -23,7 +23,7 @@ class Waitable(Protocol):
     """An operation of a gloo group that can be abandoned."""
 
     def is_over(self) -> bool:
-        """Whether gloo is done with it."""
+        """Return whether gloo is done with it."""
 
     def abandon(self) -> None:
         """Have waiting threads raise StepInterrupted."""

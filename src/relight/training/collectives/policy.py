@@ -17,7 +17,7 @@ class CollectivePolicy(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether Stop has arrived: nothing of this generation may continue."""
+        """True if Stop has arrived: nothing of this generation may continue."""
 
     def count_collective(self) -> None:
         """An operation is about to be launched."""
@@ -26,7 +26,7 @@ class CollectivePolicy(Protocol):
         """A wait for an operation took so long."""
 
     def is_protected(self) -> bool:
-        """Whether a failure here can be undone: inside a step, before its write."""
+        """Return whether a failure here can be undone: inside a step, before its write."""
 
     def cut(self, operation: str) -> None:
         """An operation that cannot be repeated was cut short by a recovery; its result is this rank's own."""

@@ -41,7 +41,7 @@ class GroupSockets:
                     connection.shutdown(socket.SHUT_RD)
 
     def is_broken(self) -> bool:
-        """Whether some peer's connection has ended: then a failed collective is not this rank's own doing."""
+        """Return whether some peer's connection has ended: then a failed collective is not this rank's own doing."""
         sound = 0
         for entry in _watched(self._epoll):
             with contextlib.suppress(OSError), _pinned(entry) as connection:

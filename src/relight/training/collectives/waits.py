@@ -13,7 +13,7 @@ class WaitingSign(Protocol):
 
 
 class Waits:
-    """Whether this rank waits for others, shown in its position page.
+    """Waits of this rank for others, shown in its position page.
 
     Where all ranks run the same modules, the number of collectives tells which rank the others wait for. Stages of a
     pipeline make different numbers of them. There the page shows instead whether an operation of this rank is under
@@ -28,7 +28,7 @@ class Waits:
 
     @property
     def are_shown(self) -> bool:
-        """Whether there is a sign that shows them."""
+        """True if there is a sign that shows them."""
         return self._sign is not None
 
     def show_on(self, sign: WaitingSign) -> None:

@@ -114,7 +114,7 @@ class PositionPage:
 
     @property
     def is_torn(self) -> bool:
-        """Whether a write was begun, and has not ended."""
+        """True if a write was begun, and has not ended."""
         return bool(self._words[_TORN])
 
     def count_collective(self) -> None:
@@ -146,7 +146,7 @@ class PositionPage:
 
     @property
     def asked_to_leave(self) -> bool:
-        """Whether this process is to end between two steps."""
+        """True if this process is to end between two steps."""
         return self._words[_LEAVE] != 0
 
     def report_loss(self, loss: float) -> None:

@@ -68,7 +68,7 @@ class Batches:
         watch.begin()
 
     def holds(self, thing: Any) -> bool:
-        """Whether it belongs to the data: a generator of a DataLoader, a sampler of the script's own."""
+        """Return whether it belongs to the data: a generator of a DataLoader, a sampler of the script's own."""
         return self._reach is not None and self._reach.holds(thing)
 
     def rehearse(self, rank: int) -> Any:
@@ -134,12 +134,12 @@ class Batches:
 
     @property
     def are_handed_over(self) -> bool:
-        """Whether there is data whose position is kept."""
+        """True if there is data whose position is kept."""
         return not isinstance(self._source, NoSource)
 
     @property
     def derivable(self) -> bool:
-        """Whether data position and streams follow from step and rank alone."""
+        """True if data position and streams follow from step and rank alone."""
         return not self._preserve and self._source.state() is None
 
     def take_over(self, tree: dict[str, Any], step: int, rank: int) -> None:

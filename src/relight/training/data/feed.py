@@ -152,7 +152,7 @@ class _KeyedQueue:
 
 
 def draws_at_once(sampler: Any) -> bool:
-    """Whether it draws random numbers of the global streams with its first index only, as torch's own samplers do."""
+    """True if it draws random numbers of the global streams with its first index only, as torch's own samplers do."""
     if isinstance(sampler, BatchSampler) or type(sampler).__module__.startswith("torchdata."):
         inner = getattr(sampler, "sampler", None)
         return _is_torch(sampler) and (inner is None or draws_at_once(inner))

@@ -1,4 +1,4 @@
-"""Which batches a step gets, where one step takes several. Pure."""
+"""The batches that a step gets, where one step takes several. Pure."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Groups:
         return epoch * self.epoch + place * self.size
 
     def count(self, step: int) -> int:
-        """How many batches a step gets."""
+        """Return the number of batches that a step gets."""
         return min(self.size, self.epoch - self.first(step) % self.epoch) if self.epoch else self.size
 
     @property

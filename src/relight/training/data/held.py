@@ -34,7 +34,7 @@ class Held:
             self._first.setdefault(path, ABSENT)
 
     def shares_with(self, other: "Held") -> bool:
-        """Whether some generator is reached from both."""
+        """Return whether some generator is reached from both."""
         own = {id(generator) for generator in self._reach.generators.values()}
         return any(id(generator) in own for generator in other._reach.generators.values())
 

@@ -230,7 +230,7 @@ class LoaderSource:
 
     # --- what is kept ---------------------------------------------------------------------------------------------
     def clashes_with(self, other: "LoaderSource") -> bool:
-        """Whether they draw from one generator in turns, and this one, read again from its start, would draw alone."""
+        """True if they draw from one generator in turns, and this one, read again from its start, would draw alone."""
         if self._skips or self._has_workers:
             return False
         return any(self._parts()[0].shares_with(held) for held in other._parts())
@@ -261,7 +261,7 @@ class LoaderSource:
 
 
 def draws_for_items(loader: Any) -> bool:
-    """Whether its dataset draws from the global streams as it gives its first item."""
+    """Return whether its dataset draws from the global streams as it gives its first item."""
     dataset = getattr(loader, "dataset", None)
     if not hasattr(dataset, "__getitem__"):
         return False
@@ -289,12 +289,12 @@ def length_of(loader: Any) -> int | None:
 
 
 def is_skippable(loader: Any) -> bool:
-    """Whether its batches follow from indices, one list for each: torch's own iteration, over a map-style dataset."""
+    """True if its batches follow from indices, one list for each: torch's own iteration, over a map-style dataset."""
     return iterates_as_torch(loader) and not isinstance(loader.dataset, IterableDataset)
 
 
 def iterates_as_torch(loader: Any) -> bool:
-    """Whether it is a DataLoader, of a class that has no iteration of its own."""
+    """Return whether it is a DataLoader, of a class that has no iteration of its own."""
     if not isinstance(loader, DataLoader):
         return False
     return all(_definer(type(loader), name) in ("torch", "torchdata", "builtins") for name in ITERATION)

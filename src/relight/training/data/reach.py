@@ -56,7 +56,7 @@ ABSENT = object()  # instead of a value, where there is none
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value is kept: an item of a dict (attributes and globals are such), or the cell of a closure."""
+    """The place of a value: an item of a dict (attributes and globals are such), or the cell of a closure."""
 
     home: Any
     name: str = ""
@@ -100,7 +100,7 @@ class Reach:
         self._kept.clear()
 
     def holds(self, thing: Any) -> bool:
-        """Whether it is one of these generators, or an object whose attributes were looked at."""
+        """Return whether it is one of these generators, or an object whose attributes were looked at."""
         if isinstance(thing, GENERATORS):
             return any(thing is generator for generator in self.generators.values())
         attributes = getattr(thing, "__dict__", None)
@@ -193,13 +193,13 @@ def _function_of(value: Any) -> Any:
 
 
 def _is_closed(module: str) -> bool:
-    """Whether objects of this module's classes are not entered at all: relight's, and most of Python's."""
+    """Return whether objects of this module's classes are not entered at all: relight's, and most of Python's."""
     package = module.partition(".")[0]
     return package == "relight" or (package in sys.stdlib_module_names and package not in _ENTERED)
 
 
 def _is_told(thing: Any, name: str) -> bool:
-    """Whether relight itself sets this attribute, when an epoch starts or a rank is taken over."""
+    """Return whether relight itself sets this attribute, when an epoch starts or a rank is taken over."""
     if name == "rank":
         return hasattr(thing, "num_replicas") or hasattr(thing, "world_size")
     return name == "epoch" and hasattr(thing, "set_epoch")

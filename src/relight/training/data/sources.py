@@ -1,4 +1,4 @@
-"""Where a rank stands in its data, and how a replacement gets to the same place.
+"""The position of a rank in its data, and the way of a replacement to the same place.
 
 What can be iterated again (a DataLoader, a class made of it, an object of the script's own) is iterated: see `loaders`.
 An object with `state_dict` carries its own position, which is rank-private state. A function of the batch's number
@@ -283,7 +283,7 @@ def _are_loaders(data: Any) -> bool:
 
 
 def _is_numbered(data: Any) -> bool:
-    """Whether torchdata's loader has no state but the number of the batch, of which its workers' streams follow too."""
+    """True if torchdata's loader has no state but the number of the batch, of which its workers' streams follow too."""
     if not iterates_as_torch(data) or not type(data).__module__.startswith("torchdata"):
         return False
     own = [each for each in samplers(data) if type(each).__module__.partition(".")[0] not in ("torch", "torchdata")]

@@ -64,7 +64,7 @@ class Scalars:
 
     @property
     def has_private(self) -> bool:
-        """Whether there is anything for `private` to say."""
+        """True if there is anything for `private` to say."""
         return bool(self._pending) and self._is_mine
 
     def private(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class ProcessGroups:
 
     @property
     def is_broken(self) -> bool:
-        """Whether some peer's connection has ended."""
+        """True if some peer's connection has ended."""
         return any(formed.is_broken() for formed in self.formed())
 
     def await_launched(self) -> None:

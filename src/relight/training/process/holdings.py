@@ -10,13 +10,13 @@ class Holdings(Protocol):
     """The state of a process and its copies, as reports tell of them."""
 
     def is_derivable(self) -> bool:
-        """Whether this rank's private state follows from rank and step."""
+        """Return whether this rank's private state follows from rank and step."""
 
     def is_optimizer_at_work(self) -> bool:
-        """Whether a call of optimizer.step() is under way."""
+        """Return whether a call of optimizer.step() is under way."""
 
     def standing_risk(self) -> str:
-        """Why any recovery makes the bits doubtful; empty: none does."""
+        """Return the reason why any recovery makes the bits doubtful; empty: none does."""
 
     def kept_snapshots(self) -> tuple[Snapshot, ...]:
         """Complete ones in this process's memory."""
@@ -58,7 +58,7 @@ class Lifecycle(Protocol):
 
     @property
     def saves(self) -> bool:
-        """Whether this job writes checkpoints, so that a last one may be made of what this process has."""
+        """True if this job writes checkpoints, so that a last one may be made of what this process has."""
 
     def hold_for_save(self) -> None:
         """Answer orders until this process is killed."""

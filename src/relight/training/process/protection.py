@@ -1,4 +1,4 @@
-"""Which collectives of a script a recovery can repeat, and what becomes of one that it cuts short."""
+"""Collectives of a script that a recovery can repeat, and the fate of one that it cuts short."""
 
 import contextlib
 import sys
@@ -59,11 +59,11 @@ class Protection:
 
     @property
     def closed(self) -> bool:
-        """Whether Stop has arrived: nothing of this generation may continue."""
+        """True if Stop has arrived: nothing of this generation may continue."""
         return self._worker.closed
 
     def is_protected(self) -> bool:
-        """Whether a failure here can be undone: inside a step, before its write."""
+        """Return whether a failure here can be undone: inside a step, before its write."""
         return not self.started or (self.in_step and self._page.phase is not Phase.OPTIMIZER)
 
     def waited(self, nanoseconds: int) -> None:

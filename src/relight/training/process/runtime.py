@@ -126,7 +126,7 @@ class Runtime:
 
     @property
     def is_standby(self) -> bool:
-        """Whether this process has not trained with a rank yet."""
+        """True if this process has not trained with a rank yet."""
         return self.worker.is_standby
 
     @property
@@ -136,7 +136,7 @@ class Runtime:
 
     @property
     def closed(self) -> bool:
-        """Whether a newer generation was opened: the link thread knows it first."""
+        """True if a newer generation was opened: the link thread knows it first."""
         return self.worker.closed
 
     @property

@@ -36,7 +36,7 @@ COMING_SECONDS = 2.0  # for engines to find a publisher that was opened just now
 
 
 class SocketTaken:
-    """How long another process has held the socket: rank 0's predecessor releases it by itself."""
+    """The time for which another process has held the socket: rank 0's predecessor releases it by itself."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -245,7 +245,7 @@ class Publishing:
         self._lent_parts.hold(self._worker.version)
 
     def _is_lacking(self, publisher: Publisher, patience_seconds: float) -> bool:
-        """Whether some part of the weights is held by no rank that is connected so far."""
+        """Return whether some part of the weights is held by no rank that is connected so far."""
         if not self._is_divided:
             return False
         why = publisher.lacking(self._own_parts().held, patience_seconds)
@@ -283,7 +283,7 @@ class Publishing:
         return handle
 
     def _is_under_way(self, patience_seconds: float) -> bool:
-        """Whether the last update is still not over after so long; if it is, tell how it went."""
+        """Return whether the last update is still not over after so long; if it is over, report how it went."""
         result = None if self._handle is None else self._handle.wait(patience_seconds)
         if result is not None:
             self._reporter.update_ended(result)

@@ -42,7 +42,7 @@ class Weights:
 
     @property
     def is_divided(self) -> bool:
-        """Whether ranks hold different parts of them."""
+        """True if ranks hold different parts of them."""
         return self._has_dtensors or bool(self._stages)
 
     def whole(self) -> Source:
@@ -113,7 +113,7 @@ class Weights:
         return PartSource(ShardSpec(manifest, stages, self._all_stages), boxes, buffers)
 
     def _is_held(self, tensor: torch.Tensor, pipeline: Sequence[int], name: str) -> bool:
-        """Whether this rank has a part of it that is the one to publish.
+        """Return whether this rank has a part of it that is the one to publish.
 
         Replicas hold parameters with the same bits, so any of them may write these. Buffers that forward changes
         differ between replicas (BatchNorm): there is one of whom engines get them, as if rank 0 had gathered a state

@@ -37,7 +37,7 @@ class DigestExchange:
 
 
 def differ(sums: Sequence[int], world_size: int) -> bool:
-    """Whether two ranks that hold the same part of the state hold different bits, by the sum of all entries."""
+    """Return whether two ranks that hold the same part of the state hold different bits, by the sum of all entries."""
     digests, parts = sums[:world_size], sums[world_size:] or [0] * len(sums)
     return len(set(zip(parts, digests, strict=True))) > len(set(parts))
 

@@ -1,4 +1,4 @@
-"""How the state is divided over ranks (FSDP2, tensor parallelism, pipelines, ZeRO), and the part that this rank has."""
+"""The division of the state over ranks (FSDP2, tensor parallelism, pipelines, ZeRO), and the part of this rank."""
 
 from typing import Any
 

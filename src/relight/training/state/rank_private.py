@@ -82,12 +82,12 @@ class RankPrivate:
     # --- whether there is any ---------------------------------------------------------------------------------------
     @property
     def exists(self) -> bool:
-        """Whether this rank has anything that other ranks do not have."""
+        """True if this rank has anything that other ranks do not have."""
         return bool(self.buffers or self._handed.per_rank or self.with_own_numbers or self._attributes.has_state)
 
     @property
     def follows_from_rank(self) -> bool:
-        """Whether another rank could derive all of it."""
+        """True if another rank could derive all of it."""
         own = self.buffers or self._handed.per_rank or self.with_own_numbers
         return not own and not (self._attributes.has_state and self._attributes.differ)
 

@@ -80,7 +80,7 @@ class TrackedState:
 
     # --- objects ----------------------------------------------------------------------------------------------------
     def keeps(self, thing: Any) -> bool:
-        """Whether an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
+        """True if an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
         return self._identities.keeps(thing)
 
     def name_of(self, thing: Any) -> str | None:
@@ -233,12 +233,12 @@ class TrackedState:
 
     @property
     def has_private(self) -> bool:
-        """Whether this rank has anything that other ranks do not have."""
+        """True if this rank has anything that other ranks do not have."""
         return self.rank_private.exists
 
     @property
     def follows_from_rank(self) -> bool:
-        """Whether another rank could derive all of the rank-private state."""
+        """True if another rank could derive all of the rank-private state."""
         return self.rank_private.follows_from_rank
 
     # --- gradients ----------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class TrackedState:
         self._own_to_none = not self._own_parameters or self._own_parameters[0].grad is None
 
     def has_gradients(self) -> bool:
-        """Whether gradients are waiting for an optimizer step."""
+        """Return whether gradients are waiting for an optimizer step."""
         return have_gradients(self.parameters)
 
     def clear_gradients(self) -> None:
@@ -269,5 +269,5 @@ class TrackedState:
 
 
 def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether some have gradients other than zero. On a device this waits for it, unless gradients are None."""
+    """Return whether some have gradients other than zero. On a device this waits for it, unless gradients are None."""
     return any(p.grad is not None and bool(local_part(p.grad).count_nonzero()) for p in parameters)

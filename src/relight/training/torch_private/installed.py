@@ -1,4 +1,4 @@
-"""Whether the installed torch is one that relight was tested with, and has the private interfaces that it needs."""
+"""The installed torch, held against the tested releases and the private interfaces that relight needs."""
 
 import importlib
 from functools import reduce
@@ -102,5 +102,5 @@ def check_installed() -> str:
 
 
 def is_tested(version: str) -> bool:
-    """Whether a version is of a tested release, in any build."""
+    """Return whether a version is of a tested release, in any build."""
     return ".".join(version.split(".")[:2]) in TESTED

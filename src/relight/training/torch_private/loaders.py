@@ -100,5 +100,5 @@ def replace_fetch_methods(methods: FetchMethods) -> None:
 
 
 def is_resumption(message: Any) -> bool:
-    """Whether a message to a worker that is kept for another epoch has it call the dataset's `__iter__` again."""
+    """True if a message to a worker that is kept for another epoch has it call the dataset's `__iter__` again."""
     return type(message).__name__ == "_ResumeIteration"

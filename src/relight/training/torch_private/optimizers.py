@@ -4,5 +4,5 @@ from torch.optim import Optimizer
 
 
 def has_attached_scheduler(optimizer: Optimizer) -> bool:
-    """Whether a learning-rate scheduler was made for this optimizer; such a scheduler wraps its `step`."""
+    """Return whether a learning-rate scheduler was made for this optimizer; such a scheduler wraps its `step`."""
     return bool(getattr(optimizer.step, "_wrapped_by_lr_sched", False))

@@ -27,7 +27,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def is_plain_memory(tensor: torch.Tensor) -> bool:
-    """Whether its values are elements of one memory of its own: not sparse, nested, quantized, or made of others."""
+    """True if its values are elements of one memory of its own: not sparse, nested, quantized, or made of others."""
     return tensor.layout is torch.strided and not (
         tensor.is_nested or tensor.is_quantized or stands_for_others(type(tensor))
     )
@@ -35,7 +35,7 @@ def is_plain_memory(tensor: torch.Tensor) -> bool:
 
 @functools.cache
 def stands_for_others(kind: type[torch.Tensor]) -> bool:
-    """Whether tensors of a subclass may hold their values in other tensors, and dispatch to these."""
+    """Return whether tensors of a subclass may hold their values in other tensors, and dispatch to these."""
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 

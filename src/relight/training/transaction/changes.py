@@ -1,4 +1,4 @@
-"""Which tensors a step has changed: by their version counters, and by what was reached for through `.data`."""
+"""Tensors that a step has changed: by their version counters, and by what was reached for through `.data`."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -52,7 +52,7 @@ class ChangeWatch:
     # --- where buffers are --------------------------------------------------------------------------------------
     @property
     def buffers_were_assigned(self) -> bool:
-        """Whether a buffer was assigned since the last look: another tensor stands in its place."""
+        """True if a buffer was assigned since the last look: another tensor stands in its place."""
         return self._attributes.assigned_buffers != self._seen_assignments
 
     def look_again(self) -> None:
@@ -89,7 +89,7 @@ class ChangeWatch:
 
     @property
     def has_start(self) -> bool:
-        """Whether it is known how often each tensor had been written as the step began."""
+        """True if it is known how often each tensor had been written as the step began."""
         return self._versions is not None
 
     def start(self) -> list[int]:
@@ -118,7 +118,7 @@ class ChangeWatch:
         return list(dict.fromkeys(key for first in self.newer(now) for key in self._slots.siblings(first)))
 
     def is_written(self, key: Key) -> bool:
-        """Whether a tensor was written since the step began, or it is not known."""
+        """Return whether a tensor was written since the step began, or it is not known."""
         versions, place = self._versions, self._slots.index.get(key)
         if versions is None or place is None or place >= len(versions):
             return True

@@ -1,4 +1,4 @@
-"""Which tensors are copied before a step, and when: learnt from what earlier steps changed.
+"""Tensors that are copied before a step, and when: learnt from what earlier steps changed.
 
 In a job's first steps all tensors are copied, and compared bit by bit. From then on only those are copied that have
 changed without an optimizer's doing. A tensor that changes for the first time later cannot be put back in that step,
@@ -45,7 +45,7 @@ class ImagePlan:
 
     @property
     def learning(self) -> bool:
-        """Whether everything is copied in this step."""
+        """True if everything is copied in this step."""
         return self._steps_to_learn > 0
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""When a step last needed other ranks: by a collective, or by a change of state that only this rank has."""
+"""The last moment at which a step needed other ranks: by a collective, or by a change of rank-private state."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +19,7 @@ class LaunchCount(Protocol):
 
     @property
     def launches(self) -> int:
-        """How many were launched so far."""
+        """The number launched so far."""
 
     @property
     def launches_of_all(self) -> int:
@@ -34,7 +34,7 @@ class CarriedState(Protocol):
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether what decides a step is still empty, and is set after the last write of some step."""
+        """True if what decides a step is still empty, and is set after the last write of some step."""
 
 
 class NothingCarried:
@@ -69,7 +69,7 @@ class Needs:
 
     @property
     def more_expected(self) -> bool:
-        """Whether a later step may change state after writes that nothing followed until now."""
+        """True if a later step may change state after writes that nothing followed until now."""
         return self._carried.is_incomplete
 
     def begin(self, now: list[int] | None) -> None:
@@ -91,7 +91,7 @@ class Needs:
 
     @property
     def needed_all(self) -> bool:
-        """Whether a collective of all ranks came after an early barrier: all of them know of it."""
+        """True if a collective of all ranks came after an early barrier: all of them know of it."""
         return self._collectives.launches_of_all > self._launches_of_all
 
     def surprise(self, now: list[int], lost: Sequence[Key]) -> str:

@@ -65,18 +65,18 @@ class Transaction:
     # --- queries ------------------------------------------------------------------------------------------------
     @property
     def wrote(self) -> bool:
-        """Whether the step under way has begun to write."""
+        """True if the step under way has begun to write."""
         return bool(self._writes)
 
     @property
     def wrote_parameters(self) -> bool:
-        """Whether the step under way has changed parameters, with or without an optimizer."""
+        """True if the step under way has changed parameters, with or without an optimizer."""
         changed = (*self._changes.newer(self._changes.scan()), *self._changes.written_by_data())
         return any(key in self._state.slots.parameters for key in changed)
 
     @property
     def pattern(self) -> Pattern:
-        """Where the barrier may stand, by this step."""
+        """The places where the barrier may stand, by this step."""
         learnt = self.learner.learnt
         if learnt is not None and (self._is_early or not self._writes):
             return learnt

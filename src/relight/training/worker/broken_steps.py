@@ -24,7 +24,7 @@ class BrokenSteps:
         self._checks = checks
 
     def is_interruption(self, error: Exception) -> bool:
-        """Whether this exception comes from a failure elsewhere rather than from the script.
+        """Return whether this exception comes from a failure elsewhere rather than from the script.
 
         A script may turn what a broken collective raised into an exception of any other kind: by a `finally` that
         reads a name which was not set, for example. An error of its own comes again when the step is repeated.

@@ -73,7 +73,7 @@ class Inventory:
         self.batches.close()
 
     def is_derivable(self) -> bool:
-        """Whether this rank's private state follows from rank and step."""
+        """Return whether this rank's private state follows from rank and step."""
         return self.batches.derivable and self.state.follows_from_rank and not self.carried.decides
 
     def is_optimizer_at_work(self) -> bool:
@@ -81,7 +81,7 @@ class Inventory:
         return self.writes.is_optimizer_at_work
 
     def standing_risk(self) -> str:
-        """Why any recovery makes the bits doubtful; empty: none does."""
+        """Return the reason why any recovery makes the bits doubtful; empty: none does."""
         return self.batches.stray or self.carried.risk()
 
     def kept_snapshots(self) -> tuple[Snapshot, ...]:

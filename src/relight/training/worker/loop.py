@@ -186,7 +186,10 @@ class StepLoop:
         return True
 
     def _give_up_rehearsal(self, error: Exception) -> bool:
-        """Whether the standby goes on: it was alone, and what collectives gave it may make no sense to the script."""
+        """Undo a standby's rehearsal that raised; return whether the standby goes on.
+
+        It was alone, and what collectives gave it may make no sense to the script.
+        """
         if isinstance(error, UsageError):
             return False
         self._runtime.notices.say(

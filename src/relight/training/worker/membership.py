@@ -244,7 +244,7 @@ class Membership:
 
     @property
     def saves(self) -> bool:
-        """Whether this job writes checkpoints, so that a last one may be made of what this process has."""
+        """True if this job writes checkpoints, so that a last one may be made of what this process has."""
         return bool(self._parts.checkpointing.every)
 
     def hold_for_save(self) -> None:

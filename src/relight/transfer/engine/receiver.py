@@ -90,7 +90,7 @@ class Receiver:
 
     @property
     def stale(self) -> str:
-        """Why the engine must not answer; empty: it may."""
+        """The reason why the engine must not answer; empty: it may."""
         return self._served.stale
 
     @contextlib.contextmanager

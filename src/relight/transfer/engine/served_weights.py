@@ -1,4 +1,4 @@
-"""Which version an engine answers with, and when an update may change its weights."""
+"""The version that an engine answers with, and the moment at which an update may change its weights."""
 
 import contextlib
 import threading
@@ -51,7 +51,7 @@ class ServedWeights:
 
     @property
     def is_closed(self) -> bool:
-        """Whether there will be no more updates."""
+        """True if there will be no more updates."""
         return self._is_closed
 
     def wait_until_closed(self, timeout_seconds: float) -> None:
@@ -62,7 +62,7 @@ class ServedWeights:
     # --- for updates, from the receiver's thread ------------------------------------------------------------------
     @property
     def is_admitting(self) -> bool:
-        """Whether requests are admitted: no update is changing the weights."""
+        """True if requests are admitted: no update is changing the weights."""
         return self._is_admitting
 
     def stop_requests(self) -> None:

@@ -30,7 +30,7 @@ SOCKET_NAME = "weights.sock"
 
 
 def socket_path(place: str | Path) -> Path:
-    """Where the socket lies: `place` itself, or weights.sock in the directory `place`."""
+    """Return the path of the socket: `place` itself, or weights.sock in the directory `place`."""
     path = Path(place)
     return path / SOCKET_NAME if path.is_dir() else path
 
@@ -170,7 +170,7 @@ class Channel:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something that was posted waits for the other side to read."""
+        """True if something that was posted waits for the other side to read."""
         return bool(self._unsent)
 
     def set_timeout(self, seconds: float | None) -> None:
@@ -211,7 +211,7 @@ class Channel:
         return messages
 
     def has_ended(self) -> bool:
-        """Whether the other side has closed, even if its last words are still to be read."""
+        """Return whether the other side has closed, even if its last words are still to be read."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         return bool(poll.poll(0))

@@ -172,12 +172,12 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its values are bytes side by side in host memory, to be read and written where they lie."""
+    """Return whether its values are bytes side by side in host memory, to be read and written where they lie."""
     return tensor.device.type == "cpu" and is_side_by_side(tensor)
 
 
 def is_side_by_side(tensor: torch.Tensor) -> bool:
-    """Whether its values are bytes side by side in the memory of its device."""
+    """Return whether its values are bytes side by side in the memory of its device."""
     return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 

@@ -1,4 +1,4 @@
-"""How tensors lie in memory."""
+"""Strides of tensors: their layout in memory."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether several elements lie in one place (an expanded tensor), so that torch does not write there."""
+    """Return whether several elements lie in one place (an expanded tensor), so that torch does not write there."""
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 

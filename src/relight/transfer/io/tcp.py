@@ -300,7 +300,7 @@ def accept_forever(listener: socket.socket, serve: Callable[[socket.socket], Non
 
 
 class Strangers:
-    """How many connections have not proved themselves yet; no more than MAX_STRANGERS at a time."""
+    """Connections that have not proved themselves yet, counted: no more than MAX_STRANGERS at a time."""
 
     def __init__(self) -> None:
         self._places = threading.BoundedSemaphore(MAX_STRANGERS)

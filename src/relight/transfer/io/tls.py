@@ -30,7 +30,7 @@ class TlsSocket:
         return self._connection.fileno()
 
     def pending(self) -> bool:
-        """Whether something has arrived that `select` does not see any more."""
+        """Return whether something has arrived that `select` does not see any more."""
         with self._lock:
             return self._connection.pending() > 0
 

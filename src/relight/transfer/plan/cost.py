@@ -31,7 +31,7 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """When one operation of a schedule runs."""
+    """The time in which one operation of a schedule runs."""
 
     index: int
     start_seconds: float
@@ -61,7 +61,7 @@ def check_costs(costs: Costs) -> None:
 
 
 def simulate(schedule: Schedule, buckets: Sequence[Bucket], costs: Costs) -> tuple[Span, ...]:
-    """When each operation would run: at once when all it waits for is over, slower while it shares cores.
+    """Return the time of each operation: at once when all it waits for is over, slower while it shares cores.
 
     What runs at once shares the cores evenly, and the bandwidth of memory, so every running operation does the same
     work in the same time. `done` is the work that one which began at zero would have done by now; each ends when `done`
@@ -125,7 +125,7 @@ def explain(
     devices: int,
     from_host: bool = False,
 ) -> str:
-    """Why this form, in one sentence: which stage hides which, and the time of the other forms."""
+    """Explain the choice of a form in one sentence: which stage hides which, and the time of the other forms."""
     if len(buckets) < 2:
         return f"{form}: there is nothing to overlap in {count(len(buckets), 'bucket')}"
     fulls = sum(bucket.nbytes for bucket in buckets) / costs.bucket_bytes
@@ -170,7 +170,7 @@ def _work_seconds(operation: Operation, buckets: Sequence[Bucket], costs: Costs)
 
 
 def _slowdown(busy_cores: int, costs: Costs) -> float:
-    """How many times as long as alone an operation takes beside others; `busy_cores` are those that all of them want.
+    """Return how much longer an operation takes beside others; `busy_cores` are those that all of them want.
 
     A core alone does not use up the bandwidth of memory. How much of it the last core finds missing is measured
     (`Costs.crowding`); in between it is taken to grow with each core.

@@ -25,7 +25,7 @@ class ShardSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Division(msgspec.Struct, frozen=True):
-    """How divided weights travel."""
+    """The way divided weights travel."""
 
     manifest: Manifest  # of the tensors of all sources, with parts
     holders: tuple[tuple[str, ...], ...]  # of each group
@@ -123,7 +123,7 @@ def _entries_of_all(held: Sequence[tuple[str, ShardSpec]]) -> tuple[Entry, ...]:
 
 
 def find_entries(own: Manifest, entries: Sequence[Entry]) -> Sequence[int]:
-    """Where among `entries` each tensor of a source stands. Raises UsageError if one is not there, or is another."""
+    """Find each tensor of a source among `entries`. Raises UsageError if one is not there, or is another."""
     if own.entries == entries[: len(own.entries)]:
         return range(len(own.entries))
     places = {entry: index for index, entry in enumerate(entries)}

@@ -89,7 +89,7 @@ def make_manifest(entries: Iterable[Entry], parts: Iterable[Part] = ()) -> Manif
 
 
 def differences(offered: Manifest, wanted: Manifest, limit: int = 5) -> list[str]:
-    """Why weights as `offered` cannot be taken by one who wants `wanted`: a sentence each; none if they fit.
+    """Return the reasons why weights as `offered` do not fit those `wanted`, a sentence each; none if they fit.
 
     Names, types and shapes count. Which names are tied does not: the side that ties them keeps doing so.
     """

@@ -124,7 +124,7 @@ def check_parts(entries: Sequence[Entry], parts: Sequence[Part]) -> None:
 
 
 def _are_apart(parts: Sequence[Part]) -> bool:
-    """Whether no two parts of one tensor have a byte in common; parts of different strides are taken to have one.
+    """True if no two parts of one tensor have a byte in common; parts of different strides are taken to have one.
 
     With one stride they are rectangles: bytes of a row, in some rows.
     """
@@ -149,7 +149,7 @@ def _are_apart(parts: Sequence[Part]) -> bool:
 
 
 def offsets_of(manifest: Manifest) -> tuple[list[int], int]:
-    """Where each tensor begins, and how long all is, if the buckets of any size are laid end to end."""
+    """Return the beginning of each tensor and the length of all, if the buckets of any size are laid end to end."""
     offsets, end = [], 0
     for entry in manifest.entries:
         start = -(-end // ALIGNMENT) * ALIGNMENT
@@ -159,7 +159,7 @@ def offsets_of(manifest: Manifest) -> tuple[list[int], int]:
 
 
 def bucket_bytes_for(total_bytes: int, buffer_bytes: int) -> int:
-    """How large to make the buckets of an update of `total_bytes` through buffers of `buffer_bytes`.
+    """Return the size of the buckets for an update of `total_bytes` through buffers of `buffer_bytes`.
 
     Each bucket costs every engine a message and an answer, so they are as large as the buffers; but few weights are
     cut into some buckets all the same, so that writing and reloading overlap.

@@ -20,7 +20,7 @@ IPC_BUFFERS = 2
 
 
 class Form(StrEnum):
-    """How far the stages overlap."""
+    """The overlap of the stages."""
 
     SERIAL = "serial"  # one operation after the other
     TWO_STAGE = "two-stage"  # the reload of a bucket beside the broadcast of the next

@@ -27,7 +27,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of an update went. The first three follow one another and are all of it."""
+    """The time of an update, by stages. The first three follow one another and are all of it."""
 
     ask_seconds: float  # until the first bucket was begun
     move_seconds: float  # from there until the last engine had the last bucket
@@ -62,7 +62,7 @@ def measure(result: Published, buckets: Sequence[Bucket]) -> Measured:
 def plan_again(
     measured: Measured, buckets: Sequence[Bucket], bucket_bytes: int, form: Form = Form.TWO_STAGE
 ) -> tuple[Schedule, tuple[Span, ...]]:
-    """How the update would go if each bucket took the measured means, and nothing else took any time.
+    """Return schedule and times of the update if each bucket took the measured means, and nothing else took any time.
 
     The engines together are one device, whose IPC buffers all sources write into; no stage slows another one down,
     beyond what the means hold of it already.
@@ -109,7 +109,7 @@ def _mean_seconds(works: Sequence[Work], bucket_bytes: int) -> float:
 
 
 def _union(stages: Iterable[Stage]) -> list[Interval]:
-    """When any of them ran: apart from each other, in order."""
+    """Return the intervals in which any of them ran: apart from each other, in order."""
     merged: list[Interval] = []
     for start, end in sorted((stage.start_ns, stage.end_ns) for stage in stages):
         if merged and start <= merged[-1][1]:

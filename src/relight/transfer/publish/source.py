@@ -68,7 +68,7 @@ def why_copied(source: Source) -> str:
 
 
 class SourceLease(Protocol):
-    """Whether a source's weights may be read, for weights that change between updates."""
+    """Permission to read a source's weights, for weights that change between updates."""
 
     def acquire(self, version: int) -> str:
         """Empty: the weights are those of `version`, and stay so until `release`. Otherwise why not."""

@@ -79,7 +79,7 @@ class Updates:
 
     @property
     def is_closed(self) -> bool:
-        """Whether there will be no more updates."""
+        """True if there will be no more updates."""
         return self._is_closed
 
     def close(self) -> bool:

@@ -1,4 +1,4 @@
-"""How the bytes of a restore travel: what every kind of connection between a source and a target can do.
+"""Connections for the bytes of a restore: what every kind between a source and a target can do.
 
 There are two. On one host the source writes into buffers that the target shares with it (`shared_fabric`); between
 hosts the bytes go through a TCP connection, from the source's tensors into the target's (`tcp_fabric`). What is said
@@ -27,7 +27,7 @@ def other_digest(bucket: Bucket) -> str:
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a source serves its state."""
+    """The address at which a source serves its state."""
 
     path: str  # a Unix socket, for targets on the same host
     endpoint: str = ""  # host:port, for targets on other hosts; empty: there is none

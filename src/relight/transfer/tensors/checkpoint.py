@@ -68,7 +68,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where a tensor's bytes are."""
+    """The place of a tensor's bytes."""
 
     file: int  # index into the open files
     start: int  # first byte, counted in the file
@@ -234,7 +234,7 @@ def _open(path: Path) -> int:
 
 
 def _read_header(path: Path, descriptor: int) -> tuple[int, list[tuple[str, _Stored]]]:
-    """Where the tensors' bytes begin, and the tensors in their order, all checked."""
+    """Return the offset of the tensors' bytes, and the tensors in their order, all checked."""
     size = os.fstat(descriptor).st_size
     if size < _LENGTH.size:
         raise UsageError(f"{path} is no safetensors file: it has only {size} bytes")

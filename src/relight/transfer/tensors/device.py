@@ -146,7 +146,7 @@ def bytes_on_device(tensor: torch.Tensor, start: int, count: int) -> torch.Tenso
 
 
 def is_on_device(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether one of them lies elsewhere than in host memory."""
+    """Return whether one of them lies elsewhere than in host memory."""
     return any(tensor.device.type != "cpu" for tensor in tensors)
 
 

@@ -40,7 +40,7 @@ class DeviceStaging:
         return load_on_device(bucket, buffer, self._writer.store)
 
     def reuse_for(self, manifest: Manifest) -> bool:
-        """Whether buckets of these weights can be loaded here, whole or divided: the same tensors."""
+        """Return whether buckets of these weights can be loaded here, whole or divided: the same tensors."""
         return manifest.entries == self.manifest.entries
 
     def populate(self) -> Sequence[threading.Thread]:

@@ -98,7 +98,7 @@ def place_of(bucket: Bucket, offsets: "list[int]") -> int:
 
 
 def is_alone(tensor: torch.Tensor) -> bool:
-    """Whether the tensor can get other memory: nothing else knows its own, which is exactly as large as it is."""
+    """True if the tensor can get other memory: nothing else knows its own, which is exactly as large as it is."""
     return is_plain(tensor) and _is_whole(tensor) and users_of_storage(tensor) == 1
 
 

@@ -45,7 +45,7 @@ class Staging:
         return digest.intdigest()
 
     def reuse_for(self, manifest: Manifest) -> bool:
-        """Whether buckets of these weights can be loaded here, and from now on they are: the same tensors."""
+        """Take buckets of these weights from now on, if they are the same tensors; return whether they are."""
         if manifest.entries != self.manifest.entries:
             return False
         self._is_divided = bool(manifest.parts)
@@ -64,7 +64,7 @@ class Staging:
         yield from self.tensors.items()
 
     def holds_any(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Whether one of them lies in this memory."""
+        """Return whether one of them lies in this memory."""
         return any(self._start <= tensor.data_ptr() < self._end for tensor in tensors)
 
     def _place(self, entry: Entry, offset: int) -> torch.Tensor:

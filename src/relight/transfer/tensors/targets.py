@@ -199,7 +199,7 @@ class StagedTensors(_Staged):
 
 
 def _owns_its_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is all of its storage; a slice must stay where its owner looks for it."""
+    """Return whether the tensor is all of its storage; a slice must stay where its owner looks for it."""
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 

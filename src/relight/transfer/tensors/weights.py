@@ -158,7 +158,7 @@ class TensorWriter:
 
     @contextlib.contextmanager
     def places(self, bucket: Bucket) -> Iterator[Iterator[memoryview]]:
-        """Where the bucket is to be written: its pieces in order, and places for what fills the gaps between them.
+        """Give the memory that a bucket is written to: its pieces in order, and places for what fills the gaps.
 
         At the end of the block it is in the tensors, unless the block raised: then they may hold some of it.
         """
@@ -336,5 +336,5 @@ def bytes_of(tensor: torch.Tensor, start: int, count: int) -> memoryview:
 
 
 def address_of(view: memoryview) -> int:
-    """Where a writable view begins. Keep the view alive while the address is used."""
+    """Return the address of a writable view. Keep the view alive while the address is used."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))

@@ -1,4 +1,4 @@
-"""How soon the kernel ends a TCP connection whose peer's host has fallen silent, however busy both processes are."""
+"""Keep-alive: the kernel soon ends a TCP connection whose peer's host has fallen silent, however busy both are."""
 
 import socket
 from dataclasses import dataclass

@@ -147,7 +147,7 @@ class Page:
             self.write_private(version, payload)
 
     def batch_mark(self) -> bytes:
-        """Which batch this page's process drew last."""
+        """Return the mark of the batch that this page's process drew last."""
         return self._mapping[BATCH_MARK_OFFSET : BATCH_MARK_OFFSET + BATCH_MARK.size]
 
     def ask_to_leave(self) -> None:

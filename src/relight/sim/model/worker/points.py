@@ -1,4 +1,4 @@
-"""Where the main thread of a simulated worker can stand: the places at which faults strike and schedules differ."""
+"""Points at which the main thread of a simulated worker can stand: there faults strike and schedules differ."""
 
 from relight.core.worker import actions as act
 from relight.core.worker.states import State

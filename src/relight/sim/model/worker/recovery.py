@@ -253,7 +253,7 @@ def _report_saved(worker: "Worker", action: act.ReportSaved) -> None:
 
 # --- what is waited for -------------------------------------------------------------------------------------------
 def is_formed(worker: "Worker", generation: int) -> bool:
-    """Whether this worker is through with forming the group."""
+    """Return whether this worker is through with forming the group."""
     if worker.meeting_generation != generation:
         return False
     meeting = worker.world.rendezvous(generation)

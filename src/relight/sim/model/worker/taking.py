@@ -1,4 +1,4 @@
-"""How a simulated worker takes the target version: from another rank, from a snapshot, or from a checkpoint."""
+"""A simulated worker takes the target version: from another rank, from a snapshot, or from a checkpoint."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING

@@ -110,7 +110,7 @@ class SimulatedWorker:
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether its state is worth nothing: it holds none, or is where nothing can be undone or finished alone."""
+        """True if its state is worth nothing: it holds none, or is where nothing can be undone or finished alone."""
         return self.machine.blank or self.machine.torn or (self.machine.passed and self.surprised)
 
     @property
@@ -198,7 +198,7 @@ class SimulatedWorker:
         self.poke()
 
     def can_go(self) -> bool:
-        """Whether what the main thread waits for is here."""
+        """Return whether what the main thread waits for is here."""
         if self.point in COLLECTIVES:
             operation = self.world.group(self.group_generation).operations.get(self.operation)
             return operation is None or self.rank in operation.outcome

@@ -1,4 +1,4 @@
-"""Which statements an iteration of a loop of steps executes, and in which order."""
+"""The statements that an iteration of a loop of steps executes, in their order."""
 
 import ast
 import dataclasses
@@ -32,11 +32,11 @@ class Iteration:
 
     @property
     def may_leave(self) -> bool:
-        """Whether a turn may leave the loop, by `break` or `return`."""
+        """True if a turn may leave the loop, by `break` or `return`."""
         return any(_leaves(statement) for piece in self.pieces for statement in piece.statements)
 
     def enters(self, node: ast.With | ast.AsyncWith) -> bool:
-        """Whether a statement of the loop is `with step`; there may be several, one in each branch."""
+        """Return whether a statement of the loop is `with step`; there may be several, one in each branch."""
         if node is self.block:
             return True
         names = {ast.unparse(item.context_expr) for item in self.block.items}
@@ -124,7 +124,7 @@ def block_ahead(frame: FrameType) -> int | None:
 
 
 def _innermost_loop(way: list[tuple[list[ast.stmt], int]], asked: int) -> int | None:
-    """Which part of a way is the loop that asks for a step at a line; 0: any."""
+    """Return the part of a way that is the loop which asks for a step at a line; 0: any."""
     loops = [i for i, (body, at) in enumerate(way) if isinstance(body[at], source.LOOPS) and _spans(body[at], asked)]
     loop = max(loops, default=None)
     return None if loop == len(way) - 1 else loop  # this line is the loop's own head: something that it calls
@@ -187,7 +187,7 @@ def _read_after(way: list[tuple[list[ast.stmt], int]]) -> frozenset[str]:
 
 
 def _leaves(node: ast.AST) -> bool:
-    """Whether a statement may leave the loop that it stands in: not one of its own, or a function that it defines."""
+    """True if a statement may leave the loop that it stands in: not one of its own, or a function that it defines."""
     if isinstance(node, (ast.Break, ast.Return)):
         return True
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
@@ -199,5 +199,5 @@ def _leaves(node: ast.AST) -> bool:
 
 
 def _spans(statement: ast.stmt, line: int) -> bool:
-    """Whether a line lies in a statement; also if it is not known."""
+    """Return whether a line lies in a statement; also if it is not known."""
     return not line or statement.lineno <= line <= (statement.end_lineno or statement.lineno)

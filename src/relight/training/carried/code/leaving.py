@@ -1,4 +1,4 @@
-"""How a script leaves a loop: by `break` or `return`, or by an exception that is on its way out."""
+"""The way a script leaves a loop: by `break` or `return`, or by an exception that is on its way out."""
 
 import dis
 import inspect
@@ -9,7 +9,7 @@ _YIELDING = frozenset({"YIELD_VALUE", "RESUME"})
 
 
 def is_left_by_break(frame: FrameType | None) -> bool:
-    """Whether a loop is left by `break` or `return`, seen from its iterator, which is being closed.
+    """Return whether a loop is left by `break` or `return`, seen from its iterator, which is being closed.
 
     False: an exception may be on its way out of the loop; or something else held the iterator, so that the code after
     the loop has run.

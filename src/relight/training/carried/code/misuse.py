@@ -114,7 +114,7 @@ def takes_steps_in(frame: FrameType, called_at: Sequence[tuple[str, int]]) -> st
 
 
 def _counts_turns(over: ast.expr, frame: FrameType) -> bool:
-    """Whether a loop goes over an iterator that takes from others beside the steps, or only so many of them."""
+    """Return whether a loop goes over an iterator that takes from others beside the steps, or only so many of them."""
     if isinstance(over, ast.Name):
         return type(frame.f_locals.get(over.id, frame.f_globals.get(over.id))) in _COUNTING
     name = over.func if isinstance(over, ast.Call) else None
@@ -122,7 +122,7 @@ def _counts_turns(over: ast.expr, frame: FrameType) -> bool:
 
 
 def _holds(loop: ast.stmt, frame: FrameType, places: Sequence[tuple[str, int]]) -> bool:
-    """Whether one of these lines stands in a loop of this frame."""
+    """Return whether one of these lines stands in a loop of this frame."""
     lines = range(loop.lineno, (loop.end_lineno or loop.lineno) + 1)
     return any(name == frame.f_code.co_filename and line in lines for name, line in places)
 
@@ -164,7 +164,7 @@ def yields_inside(frame: FrameType) -> str | None:
 
 
 def _counts(test: ast.expr) -> bool:
-    """Whether a condition holds in every so many steps."""
+    """Return whether a condition holds in every so many steps."""
     return any(isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.BitAnd)) for node in ast.walk(test))
 
 

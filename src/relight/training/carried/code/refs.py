@@ -97,7 +97,7 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
 
 
 def is_own_optimizer(value: Any) -> bool:
-    """Whether it is an optimizer of a class that keeps more than its parameters' state: of torch's, one averages."""
+    """True if it is an optimizer of a class that keeps more than its parameters' state: of torch's, one averages."""
     home = type(value).__module__
     return isinstance(value, torch.optim.Optimizer) and (not home.startswith("torch.") or home.endswith(_AVERAGES))
 
@@ -106,7 +106,7 @@ _AVERAGES = "post_localSGD_optimizer"
 
 
 def is_added(name: str) -> bool:
-    """Whether an attribute of an optimizer is none that all optimizers have."""
+    """Return whether an attribute of an optimizer is none that all optimizers have."""
     return name not in _of_every_optimizer() and name not in dir(torch.optim.Optimizer)
 
 
@@ -215,7 +215,7 @@ def _unwrapped(function: Any) -> Any:
 
 
 def _is_method_of(receiver: Ref | None, function: Any) -> bool:
-    """Whether a function that was set on an object runs the method of this name of the object's class."""
+    """Return whether a function that was set on an object runs the method of this name of the object's class."""
     if receiver is None or receiver.value is UNKNOWN or not isinstance(function, types.FunctionType):
         return False
     return _unwrapped(inspect.getattr_static(type(receiver.value), function.__name__, None)) is function
@@ -243,7 +243,7 @@ def own_accessor(owner: Any, name: str, kind: str) -> types.FunctionType | None:
 
 
 def sets_otherwise(owner: Any, name: str) -> bool:
-    """Whether a class of the user's sets this attribute by code of its own: a descriptor, or `__setattr__`."""
+    """Return whether a class of the user's sets this attribute by code of its own: a descriptor, or `__setattr__`."""
     if owner is UNKNOWN or isinstance(owner, (types.ModuleType, type)) or not is_user_type(type(owner)):
         return False
     found = inspect.getattr_static(type(owner), name, None)
@@ -255,7 +255,7 @@ _SHOWN_BY = ("tqdm", "logging", "_io", "rich", "wandb", "tensorboard", "os")  # 
 
 
 def is_of_a_library(value: Any) -> bool:
-    """Whether it is an object of a library's class, whose methods may change it: a queue, a metric.
+    """Return whether it is an object of a library's class, whose methods may change it: a queue, a metric.
 
     Schedulers, scalers and the like of torch are watched where they are used.
     """
@@ -296,12 +296,12 @@ def _look_up_file(kind: type) -> str:
 
 
 def is_user_type(kind: type) -> bool:
-    """Whether a class is the user's own."""
+    """Return whether a class is the user's own."""
     return is_script_file(_file_of(kind))
 
 
 def is_generator(value: Any) -> bool:
-    """Whether drawing numbers from it changes it."""
+    """Return whether drawing numbers from it changes it."""
     if isinstance(value, (torch.Generator, random.Random)):
         return True
     kind = type(value)
@@ -309,7 +309,7 @@ def is_generator(value: Any) -> bool:
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether it is used up by `next`. Generators of relight are not: they offer the steps."""
+    """Return whether it is used up by `next`. Generators of relight are not: they offer the steps."""
     if value is UNKNOWN or not isinstance(value, Iterator):
         return False
     code = getattr(value, "gi_code", None)
@@ -317,7 +317,7 @@ def is_iterator(value: Any) -> bool:
 
 
 def has_contents(value: Any) -> bool:
-    """Whether its methods may change what it holds, in a way that could be carried. Unknown values may be such."""
+    """True if its methods may change what it holds, in a way that could be carried. Unknown values may be such."""
     return value is UNKNOWN or isinstance(value, (list, dict, set, deque, torch.Tensor, bytearray)) or _is_array(value)
 
 

@@ -1,4 +1,4 @@
-"""Where the names of a function live: in its frame, in the function around it, in its module."""
+"""Places where the names of a function live: its frame, the function around it, its module."""
 
 import types
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from relight.training.carried.code.refs import UNKNOWN, Key, Place, Ref
 
 
 class Scope:
-    """Where the names of one function live."""
+    """The places where the names of one function live."""
 
     def __init__(self, code: CodeType, scope_globals: dict[str, Any], number: int) -> None:
         """`number`: of the frame, or of the call."""
@@ -89,7 +89,7 @@ class Scope:
 
 
 def _shares_variables(code: CodeType, function: types.FunctionType) -> bool:
-    """Whether the function was defined inside the code of a frame, or beside it in the same function."""
+    """Return whether the function was defined inside the code of a frame, or beside it in the same function."""
     inside, _, _ = function.__qualname__.rpartition(".<locals>.")
     beside, _, _ = code.co_qualname.rpartition(".<locals>.")
     return inside == code.co_qualname or inside.startswith(f"{code.co_qualname}.<locals>.") or inside == beside != ""

@@ -145,7 +145,7 @@ def statements_of(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def is_head(loop: ast.stmt, line: int) -> bool:
-    """Whether a line belongs to what a loop evaluates once, before its first turn."""
+    """Return whether a line belongs to what a loop evaluates once, before its first turn."""
     body: list[ast.stmt] = getattr(loop, "body", [])
     after: list[ast.stmt] = getattr(loop, "orelse", [])
     return (isinstance(loop, ast.For) and line < body[0].lineno) or bool(after and line >= after[0].lineno)

@@ -51,7 +51,7 @@ class Catalog:
 
     @property
     def is_idle(self) -> bool:
-        """Whether a step needs nothing remembered."""
+        """True if a step needs nothing remembered."""
         return not (self.kept or self.watched) and self.comparison.is_idle
 
     def begin(self) -> None:
@@ -196,19 +196,19 @@ class Catalog:
         return [key_of(place) for place in places if not self._is_covered(place)]
 
     def _is_covered(self, place: Place) -> bool:
-        """Whether what holds this place is carried as a whole, or is dead."""
+        """Return whether what holds this place is carried as a whole, or is dead."""
         for length in range(1, len(place) + 1):
             if place[:length] in self.dead or key_of(place[:length]) in self.kept:
                 return True
         return key_of(place) in self._left_out
 
     def _is_ignored(self, name: str) -> bool:
-        """Whether the script left it out, by this name or by its last part."""
+        """Return whether the script left it out, by this name or by its last part."""
         return name in self.ignored or name.rpartition(".")[2] in self.ignored
 
     # --- doubts ------------------------------------------------------------------------------------------------
     def risk(self) -> str:
-        """Why a recovery cannot vouch for equal bits, if something changes and is not carried."""
+        """Return the reason why a recovery cannot vouch for equal bits, if something changes and is not carried."""
         if self._left_out_why:
             return self._left_out_why
         changing = {one.name.rpartition(".")[2] for one in self.kept.values()}

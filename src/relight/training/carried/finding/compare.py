@@ -17,7 +17,7 @@ FIRST_STEPS = 3
 
 
 def _is_compared_by_all(number: int) -> bool:
-    """Whether every process of a job that computes this step compares it."""
+    """Return whether every process of a job that computes this step compares it."""
     return number < FIRST_STEPS or (number >= 2 * FIRST_STEPS and number & (number - 1) == 0)
 
 
@@ -57,12 +57,12 @@ class Comparison:
 
     @property
     def is_due(self) -> bool:
-        """Whether all of the step under way is compared."""
+        """True if all of the step under way is compared."""
         return self.number - self._first < FIRST_STEPS or _is_compared_by_all(self.number)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of the step under way is compared."""
+        """True if nothing of the step under way is compared."""
         return self.watch.is_empty and not self.is_due
 
     def begin(self, number: int, is_covered: Callable[[Place], bool]) -> list[Place]:
@@ -155,10 +155,10 @@ class Comparison:
 
 
 def _is_kept_with_module(place: Place, value: Any) -> bool:
-    """Whether an attribute of a module that was handed over now has a value that is kept with the module."""
+    """Return whether an attribute of a module that was handed over now has a value that is kept with the module."""
     return place[0][0] == "inner" and len(place) == 2 and is_kept_with_modules(place[1][1], value)
 
 
 def _is_of_torch(place: Place) -> bool:
-    """Whether an attribute of a parameter that was handed over is none of the script's."""
+    """Return whether an attribute of a parameter that was handed over is none of the script's."""
     return len(place) == 2 and place[0][0] == "slot" and place[1][1].startswith("_")

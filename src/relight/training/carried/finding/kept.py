@@ -38,11 +38,11 @@ class Kept:
 
     @property
     def is_of_a_call(self) -> bool:
-        """Whether it belongs to an object that a function gets which the loop calls anew in each turn."""
+        """True if it belongs to an object that a function gets which the loop calls anew in each turn."""
         return self.key.startswith("held")
 
     def may_move_on(self, *, early: bool) -> bool:
-        """Whether it may change after it was kept at a barrier, `early` if that stands before the end of the block."""
+        """True if it may change after it was kept at a barrier, `early` if that stands before the end of the block."""
         return (self.after_write and early) or (not self.feeds and (self.moves_on or self.late))
 
     @property

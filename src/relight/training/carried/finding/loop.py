@@ -89,12 +89,12 @@ class Loop:
 
     @property
     def computes_above(self) -> bool:
-        """Whether code stands between the loop's head and `with step`; also if that is not known."""
+        """True if code stands between the loop's head and `with step`; also if that is not known."""
         return self._iteration is None or self._iteration.computes_above
 
     @property
     def may_leave(self) -> bool:
-        """Whether the code of a turn may leave the loop; also if it cannot be read."""
+        """True if the code of a turn may leave the loop; also if it cannot be read."""
         return self._iteration is None or self._iteration.may_leave
 
     def lasting(self, place: Place) -> Place:

@@ -31,7 +31,7 @@ MISSING: Any = _Missing()
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a place has no value yet: it is missing, None, or a container without items."""
+    """Return whether a place has no value yet: it is missing, None, or a container without items."""
     return (
         value is None
         or value is MISSING
@@ -86,7 +86,7 @@ class Frames:
         return (*root, *(("attribute", name, "") for name in rest))
 
     def have(self, name: str) -> bool:
-        """Whether a function of the loop uses this name."""
+        """Return whether a function of the loop uses this name."""
         codes = [frame.f_code for frame in self.frames if frame is not None]
         return any(name in (*_variables(code), *code.co_names) for code in codes)
 

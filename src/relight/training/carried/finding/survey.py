@@ -235,7 +235,7 @@ def attributes_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
 
 
 def is_kept_with_modules(name: str, value: Any) -> bool:
-    """Whether an attribute of a module is kept with the module's own state. None may give way to an object."""
+    """Return whether an attribute of a module is kept with the module's own state. None may give way to an object."""
     if value is None:
         return False
     return name in OWN_ATTRIBUTES or isinstance(value, torch.Tensor) or plain_bytes(value) is not None
@@ -252,7 +252,7 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def _holds_objects(value: Any, depth: int = 2) -> bool:
-    """Whether a container, or containers in it, hold objects with attributes of their own."""
+    """Return whether a container, or containers in it, hold objects with attributes of their own."""
     for one in _items(value):
         kind = kind_of(one)
         if kind in ("object", "opaque"):

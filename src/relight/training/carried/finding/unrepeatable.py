@@ -80,25 +80,25 @@ def _names_of(code: CodeType) -> Iterator[str]:
 
 
 def _has_changing_keys(cached: Any) -> bool:
-    """Whether it was called with a tensor, a module or an object, which is found by identity and may change."""
+    """Return whether it was called with a tensor, a module or an object, which is found by identity and may change."""
     results = [one for one in gc.get_referents(cached) if type(one) is dict and one is not vars(cached)]
     keys = [part for one in results for key in list(one) for part in (key if isinstance(key, (tuple, list)) else [key])]
     return any(isinstance(key, (torch.Tensor, nn.Module)) or is_user_type(type(key)) for key in keys)
 
 
 def keeps_its_order(value: set[Any] | frozenset[Any]) -> bool:
-    """Whether a set that is made of the same members, one after the other, has them in the same order."""
+    """Return whether a set that is made of the same members, one after the other, has them in the same order."""
     members = list(value)
     return list(set(members)) == members
 
 
 def only_grows(before: Any, value: set[Any] | frozenset[Any]) -> bool:
-    """Whether nothing was taken from a set since it was remembered: where members are put follows from that too."""
+    """True if nothing was taken from a set since it was remembered: where members are put follows from that too."""
     return not isinstance(before, Mark) or before.kind != "set" or all(one in value for one in before.saved)
 
 
 def is_iterated(name: str, frames: Iterable[FrameType]) -> bool:
-    """Whether the scripts of these frames seem to iterate over a set of this name, and not only test membership."""
+    """True if the scripts of these frames seem to iterate over a set of this name, and not only test membership."""
     return any(_is_iterated_in(frame.f_code.co_filename, name.rpartition(".")[2]) for frame in frames)
 
 

@@ -23,7 +23,7 @@ class Watch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compare."""
+        """True if there is nothing to compare."""
         return not self._watched
 
     def choose(self, survey: Survey, is_covered: Callable[[Place], bool]) -> None:

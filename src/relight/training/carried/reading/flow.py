@@ -82,7 +82,7 @@ class Flow:
         (self._steps if is_certain else self._perhaps_steps).append(self._position)
 
     def is_after_step(self, key: Key) -> bool:
-        """Whether a place is written after the last step of an optimizer, or may be."""
+        """Return whether a place is written after the last step of an optimizer, or may be."""
         return self._is_after_step(self._written_at.get(key, 0))
 
     def attributes_of_tensors(self) -> dict[str, bool]:
@@ -104,7 +104,7 @@ class Flow:
         self._ends.append(None if self.state is None else set(self.state))
 
     def may_remain(self, key: Key) -> bool:
-        """Whether some way through the iteration leaves what an earlier one wrote."""
+        """Return whether some way through the iteration leaves what an earlier one wrote."""
         return any(end is not None and key not in end for end in self._ends)
 
     def hold(self, base: Ref, member: Ref) -> None:

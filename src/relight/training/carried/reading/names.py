@@ -1,4 +1,4 @@
-"""Which names a loop of steps carries from one step to the next, found in its code before the first step.
+"""Names that a loop of steps carries from one step to the next, found in its code before the first step.
 
 An iteration is read from where the loop asks for a step to where it asks for the next one, with the functions of the
 user that it calls. A name is carried if some way through the iteration reads it before it writes it, and some way
@@ -50,7 +50,7 @@ class Names:
 
 
 def is_of_a_call(place: Place, loop: int) -> bool:
-    """Whether it begins with a local variable of a function that the loop, in frame `loop`, calls anew in each turn."""
+    """True if it begins with a local variable of a function that the loop, in frame `loop`, calls anew in each turn."""
     kind, number, _ = place[0]
     return kind == "frame" and int(number) < loop
 

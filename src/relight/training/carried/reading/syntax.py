@@ -57,7 +57,7 @@ def spread_keywords(keywords: Sequence[ast.keyword]) -> list[ast.keyword]:
 
 
 def is_in_place(name: str) -> bool:
-    """Whether a function changes its first argument, by its name; gradients are not carried."""
+    """Return whether a function changes its first argument, by its name; gradients are not carried."""
     return name[-1:] == "_" and not name.startswith("clip_grad")
 
 
@@ -74,7 +74,7 @@ def known(ref: Ref) -> Any:
 
 
 def is_showing(function: ast.expr) -> bool:
-    """Whether a call only shows what it is given, by its name."""
+    """Return whether a call only shows what it is given, by its name."""
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return name in SHOWING
 

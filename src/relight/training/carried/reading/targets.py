@@ -112,7 +112,7 @@ class Targets:
         return into | {alias.key} if alias.is_part or has_contents(alias.value) else into
 
     def _is_outside(self, target: ast.expr) -> bool:
-        """Whether an expression is a name that stands for something outside, or leads on from one."""
+        """Return whether an expression is a name that stands for something outside, or leads on from one."""
         while isinstance(target, (ast.Attribute, ast.Subscript)):
             target = target.value
         if not isinstance(target, ast.Name):

@@ -38,7 +38,7 @@ _BY_NAME = {kind.__name__: kind for kind in _FORMS}
 
 
 def is_constant_type(kind: type) -> bool:
-    """Whether values of this class are among them."""
+    """Return whether values of this class are among them."""
     return kind in _FORMS or issubclass(kind, enum.Enum)
 
 

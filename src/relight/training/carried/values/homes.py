@@ -24,7 +24,7 @@ STEP = "\x1e"  # between the parts of a home's name
 
 
 def is_one_object(value: Any) -> bool:
-    """Whether it matters that a value is this very object: it can change."""
+    """Return whether it matters that a value is this very object: it can change."""
     return kind_of(value) in _OBJECTS and not isinstance(value, frozenset)
 
 
@@ -85,7 +85,7 @@ class Homes:
         return self._names.get(id(value))
 
     def has(self, name: str) -> bool:
-        """Whether there was one of this name; it may be gone."""
+        """Return whether there was one of this name; it may be gone."""
         return name in self._objects
 
     def at(self, name: str) -> Any:

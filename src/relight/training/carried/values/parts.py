@@ -35,7 +35,7 @@ class NoParts:
 
 
 def is_part(parts: Parts, value: Any) -> bool:
-    """Whether the step's transaction keeps a value: only which one it is can be carried."""
+    """Return whether the step's transaction keeps a value: only which one it is can be carried."""
     try:
         return parts.name_of(value) is not None
     except NotNameable:

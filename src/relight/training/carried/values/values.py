@@ -117,12 +117,12 @@ def _kind_of_numpy(kind: type) -> str:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether it holds nothing that a step could change: each process has its own."""
+    """Return whether it holds nothing that a step could change: each process has its own."""
     return issubclass(type(value), _FIXED)
 
 
 def _is_plain_class(kind: type) -> bool:
-    """Whether all that an object of this class is lies in its attributes."""
+    """Return whether all that an object of this class is lies in its attributes."""
     if issubclass(kind, (nn.Module, torch.optim.Optimizer, BaseException, type, types.ModuleType)):
         return False
     is_own = is_user_type(kind) or kind.__module__.startswith(_LIKE_OWN) or kind is types.SimpleNamespace
@@ -243,7 +243,7 @@ def remember(
 
 
 def changed(mark: Any, value: Any) -> bool:
-    """Whether `value` is not what was remembered: another object, or other contents."""
+    """Return whether `value` is not what was remembered: another object, or other contents."""
     if type(mark) is not Mark:
         if mark is value:
             return False

@@ -60,7 +60,7 @@ class Orders:
             return self.lock.wait_for(lambda: self._worker.closed, seconds)
 
     def is_current(self, generation: int) -> bool:
-        """Whether no newer Stop has arrived."""
+        """Return whether no newer Stop has arrived."""
         with self.lock:
             return self._worker.newest <= generation
 

@@ -99,7 +99,7 @@ class Identities:
         return self._names.get(id(thing)) or self._zero.owner_of(thing)
 
     def keeps(self, thing: Any, depth: int = 3) -> bool:
-        """Whether an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
+        """True if an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
         if id(thing) in self._parts or isinstance(thing, Optimizer):
             return True
         if isinstance(thing, torch.Tensor):

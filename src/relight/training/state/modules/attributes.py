@@ -225,7 +225,7 @@ class AttributeLog:
                 self._state[self._path(key)] = key
 
     def __len__(self) -> int:
-        """How many attributes the step under way has assigned."""
+        """Return the number of attributes that the step under way has assigned."""
         return len(self._before)
 
     # --- state of this rank alone -------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class AttributeLog:
                 vars(module)[name] = put_back(mine, value, self._is_view) if own else value
 
     def _is_own(self, key: Key) -> bool:
-        """Whether a module is of a class of the script's own: torch's change none of their containers late."""
+        """Return whether a module is of a class of the script's own: torch's change none of their containers late."""
         return not type(self._paths[key[0]][1]).__module__.startswith("torch.")
 
     def _value(self, key: Key) -> Any:
@@ -282,7 +282,7 @@ class AttributeLog:
                         yield (module_id, name), value, self._seen(value)
 
     def _is_view(self, value: Any) -> bool:
-        """Whether a tensor shares memory with a parameter or buffer, as `spectral_norm`'s `weight` does at first."""
+        """True if a tensor shares memory with a parameter or buffer, as `spectral_norm`'s `weight` does at first."""
         memory = memory_of(value) if isinstance(value, torch.Tensor) else 0
         return memory != 0 and any(
             tensor is not None and not is_lazy(tensor) and memory_of(tensor) == memory
@@ -330,7 +330,7 @@ def _is_state(module: nn.Module, name: str, value: Any) -> bool:
 
 
 def reads_first(method: FunctionType | CodeType, attribute: str) -> bool:
-    """Whether some way through a function reads an attribute of this name that it has not assigned before."""
+    """Return whether some way through a function reads an attribute of this name that it has not assigned before."""
     instructions = list(dis.get_instructions(method))
     at = {instruction.offset: number for number, instruction in enumerate(instructions)}
     assigned: dict[int, bool] = {}  # before each instruction, on every way to it

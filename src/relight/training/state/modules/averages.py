@@ -28,7 +28,7 @@ class _Average:
 
 
 class Buffers(Protocol):
-    """Where the buffers of all modules are."""
+    """The buffers of all modules, by their places."""
 
     def get(self, key: Key) -> torch.Tensor: ...
 
@@ -51,7 +51,7 @@ class Averages:
         self.copied: set[Key] = set()  # those that the newest step's end made equal to the model's
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Return whether there are any."""
         return bool(self._averages)
 
     def like(self, private: set[Key]) -> set[Key]:
@@ -91,7 +91,7 @@ class Averages:
         self._before = {}
 
     def counts(self, private: set[Key]) -> dict[str, int]:
-        """How often each AveragedModel was moved, if some of its buffers are rank-private."""
+        """Return how often each AveragedModel was moved, if some of its buffers are rank-private."""
         return {
             average.path: int(average.mover.n_averaged)
             for average in self._averages
@@ -113,7 +113,7 @@ class Averages:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype are equal, NaNs too; of divided ones, this rank's parts."""
+    """Return whether two tensors of one shape and dtype are equal, NaNs too; of divided ones, this rank's parts."""
     left, right = local_part(left), local_part(right)
     return torch.equal(left, right) or tensor_digests(left) == tensor_digests(right)
 

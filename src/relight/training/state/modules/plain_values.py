@@ -56,7 +56,7 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
 
 
 def is_mutable(value: Any) -> bool:
-    """Whether a value can change without being assigned."""
+    """Return whether a value can change without being assigned."""
     kinds = (list, dict, set, collections.deque, torch.Tensor)
     return isinstance(value, kinds) or (
         type(value).__module__ == "numpy" and hasattr(value, "shape") and value.ndim > 0

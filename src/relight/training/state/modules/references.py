@@ -138,7 +138,7 @@ class References:
 
 
 def _geometry(value: torch.Tensor, part: torch.Tensor) -> list[Any]:
-    """How a view lies in the memory of a part."""
+    """Return the position of a view in the memory of a part."""
     if value.requires_grad:
         raise NotNameable("a view of a parameter, with the graph that it was computed in")
     if is_distributed(part) or is_distributed(value):

@@ -1,4 +1,4 @@
-"""Where the parameters and buffers of the modules are, and which tensors share their memory."""
+"""Places of the modules' parameters and buffers, and the tensors that share their memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ Key = tuple[str, str]  # of a parameter or buffer: the module that was handed ov
 
 
 class Slots:
-    """Where the parameters and buffers of the modules are: a buffer may be assigned anew at any time."""
+    """Places of the modules' parameters and buffers: a buffer may be assigned anew at any time."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = dict(modules)
@@ -47,7 +47,7 @@ class Slots:
         self._by_memory: dict[int, torch.Tensor] | None = None
 
     def holds(self, thing: torch.Tensor) -> bool:
-        """Whether a tensor is one of them, or shares the memory of one: a view, or what `.data` gave."""
+        """Return whether a tensor is one of them, or shares the memory of one: a view, or what `.data` gave."""
         return id(thing) in self.by_id or self.holder(thing) is not None
 
     def holder(self, thing: torch.Tensor) -> torch.Tensor | None:

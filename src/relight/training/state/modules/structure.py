@@ -1,4 +1,4 @@
-"""How modules are built: which modules, parameters, buffers and hooks there are, and where.
+"""The structure of modules: their submodules, parameters, buffers and hooks, by their paths.
 
 A replacement has what the script builds before its loop. What steps change of that later (a pruned layer, another
 head, a hook) it lacks; so every copy of the state says how the modules of its source are built.
@@ -26,7 +26,7 @@ def structure(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def structure_differs(modules: Mapping[str, nn.Module], other: Mapping[str, str]) -> str:
-    """Which modules are built otherwise than where `other` was taken; empty: none is."""
+    """Name the modules that are built otherwise than where `other` was taken; empty: none is."""
     names = list(dict.fromkeys(_differing(modules, other)))
     return listed(names)
 

@@ -1,4 +1,4 @@
-"""Which parameters each optimizer updates: as it was handed over, and as its groups are now."""
+"""The parameters that each optimizer updates: as it was handed over, and as its groups are now."""
 
 import operator
 from typing import Any
@@ -37,7 +37,7 @@ class OptimizerMembers:
         return [parameter for optimizer in self._handed.optimizers.values() for parameter in parameters_of(optimizer)]
 
     def trains(self, key: Key) -> bool:
-        """Whether a buffer belongs to a module that some optimizer updates, so that forward passes may change it."""
+        """True if a buffer belongs to a module that some optimizer updates, so that forward passes may change it."""
         return key[0] in self.trained_owners
 
     def written_by(self, optimizer: str) -> list[Key]:

@@ -22,7 +22,7 @@ class _Plain:
 
 
 def is_own(value: Any) -> bool:
-    """Whether all that a value holds are attributes that Python code has given it."""
+    """Return whether all that a value holds are attributes that Python code has given it."""
     kind = type(value)
     return (
         kind.__basicsize__ == _Plain.__basicsize__

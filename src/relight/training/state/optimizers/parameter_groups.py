@@ -1,4 +1,4 @@
-"""Which parameters an optimizer's groups hold. A script may add some late (layers that thaw), so a copy names them."""
+"""Parameters that an optimizer's groups hold. A script may add some late (layers that thaw), so a copy names them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -39,13 +39,13 @@ class Groups(Protocol):
     """Tells relight's process groups from others."""
 
     def is_own(self, group: Any) -> bool:
-        """Whether a group is one of relight's."""
+        """Return whether a group is one of relight's."""
 
     def is_detached(self, group: Any) -> bool:
-        """Whether it has no peers at present."""
+        """Return whether it has no peers at present."""
 
     def is_cut_off(self, group: Any) -> bool:
-        """Whether a recovery has taken its peers, and this operation cannot be repeated."""
+        """Return whether a recovery has taken its peers, and this operation cannot be repeated."""
 
     def note_cut(self, group: Any, operation: str) -> None:
         """A function of a group that is cut off does what it does alone."""

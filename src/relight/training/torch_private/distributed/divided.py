@@ -33,7 +33,7 @@ def make_divided(part: torch.Tensor, described: Description, examples: Iterable[
 
 
 def is_on_mesh_of_any(tensor: Any, examples: Iterable[Any]) -> bool:
-    """Whether `make_divided` can make one like `tensor` from these examples."""
+    """Return whether `make_divided` can make one like `tensor` from these examples."""
     return any(is_distributed(one) and one.device_mesh == tensor.device_mesh for one in examples)
 
 

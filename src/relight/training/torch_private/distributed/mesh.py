@@ -77,7 +77,7 @@ def follow_rank(provisional: int) -> None:
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether this is a DTensor, of which each rank holds a part."""
+    """Return whether this is a DTensor, of which each rank holds a part."""
     return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
@@ -186,7 +186,7 @@ def place_in_whole(tensor: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def is_of_first_copy(tensor: torch.Tensor, pipeline: Sequence[int], name: str) -> bool:
-    """Whether this rank's part of the tensor belongs to the same copy of it as rank 0's, or as that rank's stage.
+    """True if this rank's part of the tensor belongs to the same copy of it as rank 0's, or as that rank's stage.
 
     Where values differ between ranks that hold the same part, the copy is the one that rank 0 is in. `pipeline`: ranks
     that hold a stage each, this one among them; alone: there is no pipeline. Raises UsageError if no mesh tells.

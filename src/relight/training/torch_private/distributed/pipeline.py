@@ -69,7 +69,7 @@ class Pipelines:
         return [stage for stage in self.stages() if any(id(part) in known for part in stage.submod.modules())]
 
     def cuts(self) -> Iterator[Cut]:
-        """Which stages of how many this rank holds."""
+        """Yield the stages that this rank holds, of how many."""
         for stage in self.stages():
             yield Cut("stage", stage.stage_index, stage.num_stages)
 
@@ -132,7 +132,7 @@ def _look_ahead_without_trace(schedule: Any) -> None:
 
 
 def _runs_stages(parameters: Collection[int]) -> bool:
-    """Whether some pipeline stage of this process runs a module with one of these parameters."""
+    """Return whether some pipeline stage of this process runs a module with one of these parameters."""
     module = sys.modules.get(_STAGES)
     if module is None:
         return False

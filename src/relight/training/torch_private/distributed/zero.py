@@ -37,7 +37,7 @@ class ZeroOptimizers:
         return bool(self._optimizers)
 
     def cuts(self) -> Iterator[Cut]:
-        """Which part this rank keeps."""
+        """Yield the part that this rank keeps."""
         for optimizer in self._optimizers:
             yield Cut("zero", optimizer.rank, optimizer.world_size)
 
@@ -76,7 +76,7 @@ class ZeroOptimizers:
 
 
 def is_zero(optimizer: Any) -> bool:
-    """Whether it is a ZeroRedundancyOptimizer, or derived from it."""
+    """Return whether it is a ZeroRedundancyOptimizer, or derived from it."""
     return any(
         kind.__name__ == "ZeroRedundancyOptimizer" and kind.__module__.startswith("torch.distributed.")
         for kind in type(optimizer).__mro__

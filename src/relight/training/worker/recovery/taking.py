@@ -1,4 +1,4 @@
-"""How the target version of a recovery comes into this process: copied, recalled from a snapshot, or read."""
+"""Ways of a recovery's target version into this process: copied, recalled from a snapshot, or read."""
 
 import os
 import time
@@ -266,7 +266,7 @@ class StateTaking:
 
 
 def _is_here(address: Address) -> bool:
-    """Whether this source is on this host, as far as can be told without asking it."""
+    """Return whether this source is on this host, as far as can be told without asking it."""
     return os.path.exists(address.path)
 
 

@@ -200,7 +200,7 @@ class Barrier:
             self._state.rank_values = values.describe()
 
     def count_leaving(self, *, leaves: bool, knows: bool) -> tuple[int, int] | None:
-        """How many ranks have left the loop, and how many know whether it is left here; asked between two steps.
+        """Count the ranks that have left the loop, and those that know whether it is left here, between two steps.
 
         None: a failure prevents the answer.
         """
@@ -257,7 +257,7 @@ class Barrier:
             )
 
     def _name_differing(self, runtime: Runtime) -> tuple[str, ...]:
-        """Which tensors, for the message."""
+        """Name the tensors that differ, for the message."""
         state = self._state
 
         def add_up(row: list[int]) -> list[int]:

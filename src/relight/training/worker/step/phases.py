@@ -79,7 +79,7 @@ class PhaseHooks:
             self._gates.shut()
 
     def _trains(self, module: nn.Module) -> bool:
-        """Whether it has parameters that change: now, or once the script unfreezes them."""
+        """Return whether it has parameters that change: now, or once the script unfreezes them."""
         trained = {id(parameter) for parameter in self._state.trained_parameters()}
         return any(p.requires_grad or id(p) in trained for p in module.parameters())
 

@@ -60,7 +60,7 @@ class WriteWatch:
 
     @property
     def is_optimizer_at_work(self) -> bool:
-        """Whether this is inside some `optimizer.step()`, after its first write."""
+        """True if this is inside some `optimizer.step()`, after its first write."""
         return self._optimizers_at_work > 0
 
     def install(self) -> None:

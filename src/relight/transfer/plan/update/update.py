@@ -59,7 +59,7 @@ class Timeouts:
 
 
 class _Dependencies:
-    """Which operations of a schedule have yet to end, and what each waits for."""
+    """The operations of a schedule that have yet to end, and those that each waits for."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.left = len(schedule.operations)
@@ -199,7 +199,7 @@ class Update:
 
     @property
     def moved(self) -> bool:
-        """Whether every remaining engine holds every bucket: nothing is read from a source any more."""
+        """True if every remaining engine holds every bucket: nothing is read from a source any more."""
         return not self._dependencies.left
 
     def confirm(self, now: float) -> list[Order]:

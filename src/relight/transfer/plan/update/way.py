@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Way(StrEnum):
-    """How buckets get from a source to the engines of its host."""
+    """The way of buckets from a source to the engines of its host."""
 
     COPIED = "copied"  # the source copies each into a shared buffer, and engines copy it out of there
     LENT = "lent"  # engines copy each from where the source holds it; the source only digests it

@@ -32,7 +32,7 @@ class Memory:
 
     @property
     def is_covered(self) -> bool:
-        """Whether one contiguous tensor is all of it."""
+        """True if one contiguous tensor is all of it."""
         widest = self.widest
         return widest.is_contiguous() and (widest.storage_offset(), widest.numel()) == (self.first, self.length)
 

@@ -170,7 +170,7 @@ class Reader:
 
 
 def _is_like(tag: str, tree: Any, home: Any) -> bool:
-    """Whether an object can take on what a tree tells of."""
+    """Return whether an object can take on what a tree tells of."""
     if home is None or kind_of(home) != tag:
         return False
     if tag == "objects":

@@ -1,4 +1,4 @@
-"""How large values that are carried are, and the trees that they are written down as."""
+"""Sizes of values that are carried, and of the trees that they are written down as."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from relight.training.carried.values.values import blocks_in
 
 
 def has_tensors(value: Any) -> bool:
-    """Whether it holds any, of more than one number."""
+    """Return whether it holds any, of more than one number."""
     return any(tensor.dim() for tensor in blocks_in(value, ("tensor",)))
 
 
@@ -43,7 +43,7 @@ def size_of(tree: Any) -> int:
 
 
 def leaves_of(tree: Any) -> int:
-    """How many values a tree holds."""
+    """Count the values that a tree holds."""
     if isinstance(tree, dict):
         return 1 if tree.get(TAG) == "part" else sum(map(leaves_of, tree.values()))
     return sum(map(leaves_of, tree)) if isinstance(tree, (list, tuple)) else 1
