@@ -1,13 +1,15 @@
-"""The flags of `relight run` and `relight chaos`, and the hints for wrong ones. No torch.
+"""Flags made of declared settings, those of `relight run` and `relight chaos`, and hints for wrong ones. No torch.
 
-They are torchrun's where torchrun has them, so that a launch line can be kept.
+The flags of `relight run` are torchrun's where torchrun has them, so that a launch line can be kept.
 """
 
 import argparse
 import difflib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from relight.wire.connection.tls import FLAGS, VARIABLES
 from relight.wire.option import SettingOption, options_of
@@ -24,6 +26,7 @@ from relight.wire.settings import (
 )
 
 _OPTIONS = tuple(options_of(JobSettings))
+Settings = TypeVar("Settings", bound=msgspec.Struct)
 ADDRESS_HELP = (
     "serve the page at this address; default 127.0.0.1:7117, or another port if that one is taken. An address that "
     "others can reach is protected by a token in the printed URL"
@@ -84,7 +87,13 @@ def add_settings(group: argparse._ArgumentGroup, of: str) -> None:
             _add_setting(group, setting)
 
 
-def _add_setting(group: argparse._ArgumentGroup, setting: SettingOption) -> None:
+def add_options(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
+    """Add a flag for each option that a type of settings declares."""
+    for setting in options_of(kind):
+        _add_setting(parser, setting)
+
+
+def _add_setting(group: argparse._ActionsContainer, setting: SettingOption) -> None:
     text = setting.help.replace("%", "%%")
     if setting.kind is bool:
         action = "store_false" if setting.option.inverted else "store_true"
@@ -94,22 +103,33 @@ def _add_setting(group: argparse._ArgumentGroup, setting: SettingOption) -> None
         *setting.flags,
         dest=setting.field,
         type=setting.kind,
-        default=setting.default,
-        metavar=setting.option.metavar,
+        default=None if setting.is_required else setting.default,
+        required=setting.is_required,
+        metavar=None if setting.choices else setting.option.metavar,
+        choices=setting.choices or None,
         help=text,
     )
 
 
+def read_options(arguments: argparse.Namespace, kind: type[Settings]) -> Settings:
+    """Return the settings that the flags of `add_options` give. Raises UsageError for a value out of bounds."""
+    return kind(**{setting.field: _read(arguments, setting) for setting in options_of(kind)})
+
+
 def read_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that flags give, by field. Raises UsageError for a value out of bounds."""
-    return {setting.field: read_setting(arguments, setting.field) for setting in _OPTIONS}
+    """Return the job's settings that flags give, by field. Raises UsageError for a value out of bounds."""
+    return {setting.field: _read(arguments, setting) for setting in _OPTIONS}
 
 
 def read_setting(arguments: argparse.Namespace, field: str) -> Any:
     """Return the value of one of them. Raises UsageError if it is out of bounds."""
     (setting,) = (each for each in _OPTIONS if each.field == field)
-    value = getattr(arguments, field)
-    if setting.kind is not str:
+    return _read(arguments, setting)
+
+
+def _read(arguments: argparse.Namespace, setting: SettingOption) -> Any:
+    value = getattr(arguments, setting.field)
+    if setting.kind in (int, float):
         setting.option.check(value, next(flag for flag in setting.flags if flag.startswith("--")))
     return value
 

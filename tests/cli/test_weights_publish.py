@@ -276,7 +276,7 @@ def test_an_engine_of_another_model_is_named(
         (("{checkpoint}", "place", "--bucket-bytes", "much"), "--bucket-bytes much"),
         (("{checkpoint}", "place", "--bucket-bytes", "100"), "multiple of 64"),
         (("{checkpoint}", "{checkpoint}/below"), "cannot be made"),
-        (("{checkpoint}", "place", "--engines", "0"), "at least 1"),
+        (("{checkpoint}", "place", "--engines", "0"), "--engines 0: expected a number of engines 1 or more"),
     ],
 )
 def test_wrong_usage_is_one_clear_line(

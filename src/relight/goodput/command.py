@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from relight.errors import UsageError
+from relight.flags import add_options, read_options
+from relight.goodput.inputs import Inputs
 
 if TYPE_CHECKING:
     from relight.goodput.model import Cluster
@@ -52,101 +53,43 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> None:
         "often all replicas of a shard would be lost.",
         epilog=_EXAMPLES,
     )
-    add = parser.add_argument
-    add("--devices", type=int, default=16_384, metavar="N", help="that train; default 16384")
-    add(
-        "--mtbf-device-hours",
-        type=float,
-        metavar="H",
-        help="mean time between interruptions of one device; default 50700, as published for Llama 3 on 16,384 H100",
-    )
-    add("--devices-per-host", type=int, default=8, metavar="N", help="a failure takes out a host; default 8")
-    add("--step-seconds", type=float, default=10.0, metavar="S", help="one training step; default 10")
-    add(
-        "--checkpoint-seconds",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="pause of the training for one checkpoint; default 30",
-    )
-    add(
-        "--restart-seconds",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="from a failure to new steps without relight; default: as published, 500 and 2.5 for each 1000 devices",
-    )
-    add(
-        "--standby-hosts",
-        type=int,
-        metavar="N",
-        help="hosts in reserve; default: with which one failure in a hundred finds none left",
-    )
-    add("--repair-hours", type=float, default=4.0, metavar="H", help="until a failed host is back; default 4")
-    add("--replicas", type=int, default=8, metavar="N", help="hosts with a copy of the same shard; default 8")
-    add("--state-gib", type=float, default=20.0, metavar="G", help="on one device, to be copied; default 20")
-    add("--link-gib-per-second", type=float, default=12.0, metavar="G", help="of one device; default 12 (100 Gbit/s)")
-    add(
-        "--form-seconds",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="forming the process groups again; default: as published for NCCL, 2.5 for each 1000 devices",
-    )
-    add("--days", type=float, default=54.0, metavar="D", help="length of the simulated job; default 54")
-    add("--seed", type=int, default=0, help="of the simulated job; default 0")
-    add("--json", action="store_true", help="print the figures as JSON instead")
+    add_options(parser, Inputs)
     parser.set_defaults(call=_simulate)
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    cluster = _cluster_of(arguments)
+    inputs = read_options(arguments, Inputs)
+    cluster = _cluster_of(inputs)
     sizes = sorted({*SIZES, cluster.devices})
     estimates = [_estimate(_of_size(cluster, devices)) for devices in sizes]
-    simulated = _simulated(cluster, arguments.days * 86_400, arguments.seed)
-    if arguments.json:
+    simulated = _simulated(cluster, inputs.days * 86_400, inputs.seed)
+    if inputs.json:
         document = {"cluster": dataclasses.asdict(cluster), "estimates": estimates, "simulated": simulated}
         print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return 0
-    _print(cluster, estimates, simulated, arguments.days)
+    _print(cluster, estimates, simulated, inputs.days)
     return 0
 
 
-def _cluster_of(arguments: argparse.Namespace) -> "Cluster":
-    from relight.goodput.model import MAX_REPLICAS, MTBF_DEVICE_SECONDS, Cluster
+def _cluster_of(inputs: Inputs) -> "Cluster":
+    from relight.goodput.model import MTBF_DEVICE_SECONDS, Cluster
 
-    for name, least, most in (
-        ("devices", 1, 10_000_000),
-        ("devices_per_host", 1, 1024),
-        ("standby_hosts", 0, 1_000_000),
-        ("replicas", 1, MAX_REPLICAS),
-    ):
-        value = getattr(arguments, name)
-        if value is not None and not least <= value <= most:
-            raise UsageError(f"--{name.replace('_', '-')} {value}: a number from {least} to {most} is needed")
-    positive = ("step_seconds", "checkpoint_seconds", "repair_hours", "link_gib_per_second", "days")
-    for name in (*positive, "restart_seconds", "state_gib", "form_seconds", "mtbf_device_hours"):
-        value = getattr(arguments, name)
-        if value is None:
-            continue
-        if not math.isfinite(value) or value < 0 or (not value and (name in positive or "mtbf" in name)):
-            raise UsageError(f"--{name.replace('_', '-')} {value:g}: a number above 0 is needed")
-    hours = arguments.mtbf_device_hours
+    hours = inputs.mtbf_device_hours
     cluster = Cluster(
-        devices=arguments.devices,
+        devices=inputs.devices,
         mtbf_device_seconds=MTBF_DEVICE_SECONDS if hours is None else hours * 3600,
-        step_seconds=arguments.step_seconds,
-        checkpoint_seconds=arguments.checkpoint_seconds,
-        restart_seconds=arguments.restart_seconds,
-        form_seconds=arguments.form_seconds,
-        state_bytes=arguments.state_gib * 2**30,
-        link_bytes_per_second=arguments.link_gib_per_second * 2**30,
-        replicas=arguments.replicas,
-        devices_per_host=arguments.devices_per_host,
-        standby_hosts=arguments.standby_hosts or 0,
-        repair_seconds=arguments.repair_hours * 3600,
+        step_seconds=inputs.step_seconds,
+        checkpoint_seconds=inputs.checkpoint_seconds,
+        restart_seconds=inputs.restart_seconds,
+        form_seconds=inputs.form_seconds,
+        state_bytes=inputs.state_gib * 2**30,
+        link_bytes_per_second=inputs.link_gib_per_second * 2**30,
+        replicas=inputs.replicas,
+        devices_per_host=inputs.devices_per_host,
+        standby_hosts=inputs.standby_hosts or 0,
+        repair_seconds=inputs.repair_hours * 3600,
     )
-    return cluster if arguments.standby_hosts is not None else _with_standbys(cluster)
+    return cluster if inputs.standby_hosts is not None else _with_standbys(cluster)
 
 
 def _of_size(cluster: "Cluster", devices: int) -> "Cluster":

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from relight.errors import UsageError
+from relight.flags import add_options, read_options
 from relight.weights import publish, relay
+from relight.weights.options import PlanOptions, read_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,81 +90,52 @@ def _add_plan(subcommands: "argparse._SubParsersAction[Any]") -> None:
         "the devices, predict the time of each form of overlap, choose one, and draw the first rounds.",
         epilog=_PLAN_EXAMPLES,
     )
-    add = plan.add_argument
-    add(
+    plan.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
         nargs="?",
         type=Path,
         help="a .safetensors file, or a directory with one or with several and their index; only headers are read",
     )
-    add("--model", metavar="WORDS", help="a Llama-like model in words, instead of CHECKPOINT; see the examples")
-    add("--devices", type=int, default=1, metavar="N", help="devices that hold the weights and take turns; default 1")
-    add("--engines", type=int, metavar="E", help="engines that reload at the same time; default: one for each device")
-    add("--bucket-bytes", default="32MiB", metavar="SIZE", help="size of one buffer, such as 64MiB; default 32MiB")
-    add(
-        "--form",
-        choices=("auto", "serial", "two-stage", "three-stage"),
-        default="auto",
-        help="how far the stages overlap; default auto: the fastest, or a simpler one within 2 %%",
-    )
-    for stage, words in zip(_STAGES, ("host-to-device copy", "broadcast", "reload by one engine"), strict=True):
-        add(
-            f"--{stage}-seconds-per-gib",
-            type=float,
-            metavar="S",
-            help=f"seconds that the {words} takes for 1 GiB; default: measured, one memory copy on this machine",
-        )
-    add("--from-host", action="store_true", help="the devices are host memory: there is no host-to-device copy")
-    add("--rounds-shown", type=int, default=2, metavar="N", help="rounds to draw; 0 draws none; default 2")
-    add("--json", action="store_true", help="print the plan and the rounds shown as JSON instead")
+    add_options(plan, PlanOptions)
     plan.set_defaults(call=_plan)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    plan = _make_plan(arguments)
-    if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(_as_json(plan, arguments.rounds_shown)), indent=2).decode())
+    asked = read_options(arguments, PlanOptions)
+    plan = _make_plan(arguments.checkpoint, asked)
+    if asked.json:
+        print(msgspec.json.format(msgspec.json.encode(_as_json(plan, asked.rounds_shown)), indent=2).decode())
         return 0
     from rich.console import Console
 
-    _print_plan(plan, arguments.rounds_shown, Console())
+    _print_plan(plan, asked.rounds_shown, Console())
     return 0
 
 
-def _make_plan(arguments: argparse.Namespace) -> _Plan:
+def _make_plan(checkpoint: Path | None, asked: PlanOptions) -> _Plan:
     from relight.transfer.plan.cost import Choice, Costs, choose, explain, simulate
-    from relight.transfer.plan.manifest import describe_bytes, make_manifest, parse_bytes
+    from relight.transfer.plan.manifest import describe_bytes, make_manifest
     from relight.transfer.plan.plan import plan_buckets
     from relight.transfer.plan.schedule import Form, make_schedule
 
-    devices, from_host = arguments.devices, arguments.from_host
-    engines = devices if arguments.engines is None else arguments.engines
-    for flag, number, least in (
-        ("--devices", devices, 1),
-        ("--engines", engines, 1),
-        ("--rounds-shown", arguments.rounds_shown, 0),
-    ):
-        if number < least or number > 4096:
-            raise UsageError(f"{flag} {number}: a number from {least} to 4096 is needed")
-    try:
-        bucket_bytes = parse_bytes(arguments.bucket_bytes)
-    except ValueError as error:
-        raise UsageError(f"--bucket-bytes {arguments.bucket_bytes}: write a size such as 8MiB or 65536") from error
+    devices, from_host = asked.devices, asked.from_host
+    engines = devices if asked.engines is None else asked.engines
+    bucket_bytes = read_size(asked.bucket_bytes)
     plan_buckets(make_manifest(()), bucket_bytes)  # a wrong size is said before a large file is read
-    model, manifest = _model_of(arguments)
+    model, manifest = _model_of(checkpoint, asked.model)
     if manifest.total_bytes > MAX_BUCKETS * bucket_bytes:
         raise UsageError(
             f"{describe_bytes(manifest.total_bytes)} in buckets of {describe_bytes(bucket_bytes)} are more than "
             f"{MAX_BUCKETS} buckets: choose a larger --bucket-bytes"
         )
     buckets = plan_buckets(manifest, bucket_bytes)
-    rates = _rates_of(arguments)
+    rates = _rates_of(asked)
     h2d, broadcast, reload = (rates.seconds_per_gib[stage] * bucket_bytes / 2**30 for stage in _STAGES)
     costs = Costs(h2d, broadcast, reload, engines=engines, cores=rates.cores, bucket_bytes=bucket_bytes)
     choice = choose(buckets, costs, devices=devices, from_host=from_host)
-    if arguments.form not in ("auto", choice.form):
-        form = Form(arguments.form)
+    if asked.form not in ("auto", choice.form):
+        form = Form(asked.form)
         seconds = {other: choice.seconds_by_form[other] for other in Form}
         why = explain(form, seconds, buckets, costs, devices=devices, from_host=from_host)
         choice = Choice(form, seconds[form], why, choice.seconds_by_form)
@@ -171,25 +144,23 @@ def _make_plan(arguments: argparse.Namespace) -> _Plan:
     return _Plan(model, manifest, buckets, bucket_bytes, rates, costs, schedule, spans, choice)
 
 
-def _model_of(arguments: argparse.Namespace) -> "tuple[str, Manifest]":
-    if (arguments.checkpoint is None) == (arguments.model is None):
+def _model_of(path: Path | None, words: str | None) -> "tuple[str, Manifest]":
+    if (path is None) == (words is None):
         raise UsageError("name a CHECKPOINT, or describe a model with --model: one of the two (--help has examples)")
-    if arguments.model is not None:
+    if words is not None:
         from relight.transfer.plan.model_spec import describe_model
 
-        return arguments.model, describe_model(arguments.model)
+        return words, describe_model(words)
+    assert path is not None
     from relight.transfer.tensors.checkpoint import open_checkpoint
 
-    with open_checkpoint(arguments.checkpoint) as checkpoint:
-        return str(arguments.checkpoint), checkpoint.manifest
+    with open_checkpoint(path) as checkpoint:
+        return str(path), checkpoint.manifest
 
 
-def _rates_of(arguments: argparse.Namespace) -> _Rates:
-    given: dict[str, float | None] = {stage: getattr(arguments, f"{stage}_seconds_per_gib") for stage in _STAGES}
-    for stage, seconds in given.items():
-        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
-            raise UsageError(f"--{stage}-seconds-per-gib {seconds}: a number of seconds is needed, not below 0")
-    needed = _STAGES[1:] if arguments.from_host else _STAGES
+def _rates_of(asked: PlanOptions) -> _Rates:
+    given: dict[str, float | None] = {stage: getattr(asked, f"{stage}_seconds_per_gib") for stage in _STAGES}
+    needed = _STAGES[1:] if asked.from_host else _STAGES
     missing = tuple(stage for stage in needed if given[stage] is None)
     copy = _measure_copy() if missing else 0.0
     rates = {stage: copy if seconds is None else seconds for stage, seconds in given.items()}

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from relight.errors import RelightError, TransferError, UsageError
+from relight.flags import add_options, read_options
+from relight.weights.options import PublishOptions, read_size
 
 if TYPE_CHECKING:
     from relight.transfer.plan.manifest import Manifest
@@ -51,55 +53,18 @@ def add_command(subcommands: "argparse._SubParsersAction[Any]") -> None:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", type=Path, help="a .safetensors file, or a directory with one or several")
     add("place", metavar="PLACE", type=Path, help="a directory that publisher and engines share; made if missing")
-    add(
-        "--version",
-        type=int,
-        default=1,
-        metavar="V",
-        help="version of these weights in the engines; default 1. An engine refuses a version older than its own",
-    )
-    add(
-        "--generation",
-        type=int,
-        default=0,
-        metavar="G",
-        help="takes precedence over the version; default 0",
-    )
-    add("--engines", type=int, default=1, metavar="N", help="wait for N engines first (a relay is one); default 1")
-    add("--once", action="store_true", help="end when these engines have the version, instead of serving later ones")
-    add("--sources", type=int, default=1, metavar="N", help="processes that read the checkpoint, in turns; default 1")
-    add("--bucket-bytes", default="32MiB", metavar="SIZE", help="size of each of the two buffers; default 32MiB")
-    add(
-        "--stall-timeout-seconds",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="drop an engine or source that does not answer for this long; default 10",
-    )
-    add(
-        "--wait-seconds",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="time limit for engines to connect; default 300",
-    )
-    add("--draw", action="store_true", help="draw the first buckets as measured, below the plan")
-    add("--trace", type=Path, metavar="FILE", help="write every stage of the update to FILE, for ui.perfetto.dev")
+    add_options(parser, PublishOptions)
     parser.set_defaults(call=_publish)
 
 
 def _publish(arguments: argparse.Namespace) -> int:
-    from relight.transfer.plan.manifest import describe_bytes, parse_bytes
+    from relight.transfer.plan.manifest import describe_bytes
     from relight.transfer.publish.publisher import Publisher
     from relight.transfer.tensors.checkpoint import open_checkpoint
     from relight.weights.screen import Screen
 
-    if arguments.engines < 1 or arguments.sources < 1:
-        raise UsageError("--engines and --sources: at least 1")
-    try:
-        bucket_bytes = parse_bytes(arguments.bucket_bytes)
-    except ValueError as error:
-        raise UsageError(f"--bucket-bytes {arguments.bucket_bytes}: not a size, such as 64MiB") from error
+    asked = read_options(arguments, PublishOptions)
+    bucket_bytes = read_size(asked.bucket_bytes)
     try:
         arguments.place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -114,23 +79,23 @@ def _publish(arguments: argparse.Namespace) -> int:
             Publisher(
                 arguments.place,
                 bucket_bytes=bucket_bytes,
-                stall_timeout_seconds=arguments.stall_timeout_seconds,
+                stall_timeout_seconds=asked.stall_timeout_seconds,
                 on_notice=screen.say,
             ) as publisher,
-            _open_trace(arguments.trace) as trace,
+            _open_trace(asked.trace) as trace,
         ):
             manifest = checkpoint.manifest
             total = describe_bytes(manifest.total_bytes)
             screen.say(f"{len(manifest.entries)} tensors, {total}; engines: {arguments.place}")
-            helpers += [_start_source(arguments) for _ in range(arguments.sources - 1)]
+            helpers += [_start_source(arguments) for _ in range(asked.sources - 1)]
             try:
-                if not _gather(publisher, arguments, screen):
+                if not _gather(publisher, asked, screen):
                     return 1
-                result = _move(publisher, checkpoint, arguments, screen)
+                result = _move(publisher, checkpoint, asked, screen)
             finally:
                 screen.clear()  # before anything else is said
-            _report(result, manifest, screen, draw=arguments.draw, trace=trace)
-            if arguments.once:
+            _report(result, manifest, screen, draw=asked.draw, trace=trace)
+            if asked.once:
                 return 0 if not result.error and not result.dropped else 1
             screen.say("serving engines that come later; Ctrl-C ends it")
             threading.Event().wait()
@@ -165,9 +130,9 @@ def _open_trace(path: Path | None) -> "contextlib.AbstractContextManager[IO[byte
         raise UsageError(f"--trace {path} cannot be written: {error.strerror}") from error
 
 
-def _gather(publisher: "Publisher", arguments: argparse.Namespace, screen: "Screen") -> bool:
+def _gather(publisher: "Publisher", asked: PublishOptions, screen: "Screen") -> bool:
     """Wait for the engines, then for the other sources."""
-    engines, sources, patience = arguments.engines, arguments.sources - 1, arguments.wait_seconds
+    engines, sources, patience = asked.engines, asked.sources - 1, asked.wait_seconds
     return _wait("engine", engines, publisher.wait_for_engines, publisher.engines, patience, screen) and _wait(
         "further source", sources, publisher.wait_for_sources, publisher.sources, patience, screen
     )
@@ -192,11 +157,9 @@ def _wait(
     return True
 
 
-def _move(
-    publisher: "Publisher", checkpoint: "Checkpoint", arguments: argparse.Namespace, screen: "Screen"
-) -> "Published":
-    version, generation = arguments.version, arguments.generation
-    handle = publisher.begin(checkpoint, version=version, generation=generation, hold=not arguments.once)
+def _move(publisher: "Publisher", checkpoint: "Checkpoint", asked: PublishOptions, screen: "Screen") -> "Published":
+    version, generation = asked.version, asked.generation
+    handle = publisher.begin(checkpoint, version=version, generation=generation, hold=not asked.once)
     begun = time.monotonic()
     while (result := handle.wait(_TURN_SECONDS)) is None:
         progress = handle.progress()
