@@ -126,7 +126,7 @@ def test_every_decision_is_in_the_index() -> None:
 
 
 def test_every_page_says_first_what_its_reader_can_do_after_it() -> None:
-    for path in (*DOCS.glob("*.md"), DOCS / "decisions" / "index.md"):
+    for path in (*DOCS.glob("*.md"), *(DOCS / "integrations").glob("*.md"), DOCS / "decisions" / "index.md"):
         paragraphs = [text for text in path.read_text().split("\n\n") if not text.startswith(("#", "<!--"))]
         assert paragraphs[0].startswith("After this page "), path.name
 
