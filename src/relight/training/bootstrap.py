@@ -13,6 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from relight.errors import UsageError
+
+try:
+    import relight.training.torch_private  # noqa: F401 - first: it names what the installed torch lacks
+except UsageError as error:
+    sys.exit(f"relight: {error}")
+
 from relight.training.data.rng import seed_everything
 from relight.training.ending import end_with, leave, report_end
 from relight.training.job import joined

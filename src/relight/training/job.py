@@ -20,7 +20,7 @@ from relight.training.script_groups import BACKEND, ScriptGroups
 from relight.training.torch_private.distributed.c10d import REFUSED_STORE
 from relight.training.torch_private.distributed.ddp import watch_wrappers
 from relight.training.torch_private.distributed.mesh import follow_rank, watch_skips
-from relight.training.torch_private.installed import check_installed
+from relight.training.torch_private.installed import describe_installed
 from relight.training.torch_private.scripted import optimize_from_the_first_call
 
 _runtime: Runtime | None = None
@@ -118,7 +118,7 @@ def init(*, late_standby: bool | None = None) -> Job:
     """
     global _runtime  # noqa: PLW0603 - one job per process, as c10d has one default group
     _refuse_wrong_start()
-    other_version = check_installed()
+    other_version = describe_installed()
     optimize_from_the_first_call()
     runtime = connect()
     if runtime.settings.no_python:

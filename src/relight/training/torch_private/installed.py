@@ -83,16 +83,16 @@ def missing() -> list[str]:
     return absent
 
 
-def check_installed() -> str:
-    """Returns what to tell the user about the installed version; empty if it is a tested one.
-
-    Raises:
-        UsageError: a private interface is missing. It is named.
-    """
+def refuse_missing() -> None:
+    """Raise UsageError, with their names, if private interfaces are missing."""
     if absent := missing():
         raise UsageError(
             f"torch {torch.__version__} lacks {', '.join(absent)}, which relight needs: install torch {TESTED[-1]}"
         )
+
+
+def describe_installed() -> str:
+    """Return what to tell the user about the installed version; empty if it is a tested one."""
     if is_tested(torch.__version__):
         return ""
     return (
