@@ -186,10 +186,7 @@ class StepLoop:
         return True
 
     def _give_up_rehearsal(self, error: Exception) -> bool:
-        """Undo a standby's rehearsal that raised; return whether the standby goes on.
-
-        It was alone, and what collectives gave it may make no sense to the script.
-        """
+        """Undo a standby's rehearsal that raised: it was alone, without values of others. Return whether it goes on."""
         if isinstance(error, UsageError):
             return False
         self._runtime.notices.say(
