@@ -33,7 +33,7 @@ format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test-fast: setup ## the rooms that only decide and show, without processes or torch: some 700 tests in half a minute
+test-fast: setup ## the rooms that only decide and show, without processes or torch: some 900 tests in half a minute
 	$(BIN)/python -m pytest tests/core tests/chaos tests/goodput tests/watch tests/timeline tests/docs tests/agent/decisions
 
 test: setup ## the tests, without the long matrix; two at a time, JOBS=0: one after another

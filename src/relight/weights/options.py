@@ -1,4 +1,4 @@
-"""The settings of `relight weights plan` and `publish`, from which flags, help and bounds follow. No torch."""
+"""The settings of the commands `relight weights ...`, from which flags, help and bounds follow. No torch."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +20,34 @@ def _rate(stage: str) -> Option:
         least=0,
         unset="measured, one memory copy on this machine",
     )
+
+
+class BridgeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A gate or a relay, and its connection with the other."""
+
+    token_file: Annotated[Path, Option("", "the secret that gate and relays share", metavar="FILE")]
+    tls_ca: Annotated[
+        str,
+        Option("", "use TLS, and accept only hosts whose certificate this authority has signed", metavar="PEM"),
+    ] = ""
+    tls_cert: Annotated[
+        str,
+        Option(
+            "",
+            "this host's certificate; the gate's is for the name or address that relays are given",
+            metavar="PEM",
+        ),
+    ] = ""
+    tls_key: Annotated[str, Option("", "the key of --tls-cert", metavar="PEM")] = ""
+
+
+class RelayOptions(BridgeOptions, frozen=True, kw_only=True):
+    """A relay."""
+
+    name: Annotated[
+        str | None,
+        Option("", "name of this relay, for people", metavar="NAME", unset="made of host name and process"),
+    ] = None
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from relight.errors import TransferError, UsageError
+from relight.flags import add_options, read_options
+from relight.weights.options import BridgeOptions, RelayOptions
 from relight.wire.connection.address import bracketed
 from relight.wire.connection.tls import Tls, TlsFiles, prove_certificate
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MIN_TOKEN_BYTES = 16
 _MAX_TOKEN_BYTES = 4096
-_TLS = {
-    "--tls-ca": "use TLS, and accept only hosts whose certificate this authority has signed",
-    "--tls-cert": "this host's certificate; the gate's is for the name or address that relays are given",
-    "--tls-key": "the key of --tls-cert",
-}
 _EXAMPLES = """\
 example: a trainer on host 10.0.0.1 that publishes to runs/mine, engines on two other hosts
 
@@ -60,7 +57,6 @@ def add_commands(subcommands: "argparse._SubParsersAction[Any]") -> None:
     )
     relay.add_argument("endpoint", metavar="HOST:PORT", help="where the gate on the publisher's host listens")
     relay.add_argument("place", metavar="PLACE", type=Path, help="a directory shared with the engines; made if missing")
-    relay.add_argument("--name", help="name of this relay, for people; default: made of host name and process")
     relay.set_defaults(call=_relay)
 
 
@@ -73,22 +69,19 @@ def _add(
         description=description,
         epilog=_EXAMPLES,
     )
-    parser.add_argument(
-        "--token-file", type=Path, required=True, metavar="FILE", help="the secret that gate and relays share"
-    )
-    for flag, text in _TLS.items():
-        parser.add_argument(flag, metavar="PEM", help=text)
+    add_options(parser, RelayOptions if name == "relay" else BridgeOptions)
     return parser
 
 
 def _gate(arguments: argparse.Namespace) -> int:
     from relight.transfer.relay.publish_bridge import PublishBridge
 
+    asked = read_options(arguments, BridgeOptions)
     host, port = _resolve(arguments.endpoint)
-    if not arguments.token_file.exists():
-        _make_token(arguments.token_file)
-    token = _read_token(arguments.token_file)
-    tls = _find_tls(arguments, _typed_host(arguments.endpoint))
+    if not asked.token_file.exists():
+        _make_token(asked.token_file)
+    token = _read_token(asked.token_file)
+    tls = _find_tls(asked, _typed_host(arguments.endpoint))
     try:
         with PublishBridge(arguments.place, host, port, token=token, tls=tls, on_notice=_say) as gate:
             _say(f"relays reach {arguments.place} at {gate.endpoint}; Ctrl-C ends it")
@@ -101,8 +94,9 @@ def _gate(arguments: argparse.Namespace) -> int:
 def _relay(arguments: argparse.Namespace) -> int:
     from relight.transfer.relay.relay import Relay
 
+    asked = read_options(arguments, RelayOptions)
     host, port = _resolve(arguments.endpoint)
-    token = _read_token(arguments.token_file)
+    token = _read_token(asked.token_file)
     try:
         arguments.place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -112,9 +106,9 @@ def _relay(arguments: argparse.Namespace) -> int:
         endpoint,
         arguments.place,
         token=token,
-        tls=_find_tls(arguments),
+        tls=_find_tls(asked),
         server_name=_typed_host(arguments.endpoint),
-        name=arguments.name,
+        name=asked.name,
         on_notice=_say,
     )
     _say(f"bringing the weights published at {endpoint} to the engines at {arguments.place}; Ctrl-C ends it")
@@ -125,13 +119,14 @@ def _relay(arguments: argparse.Namespace) -> int:
         return 1
 
 
-def _find_tls(arguments: argparse.Namespace, *names: str) -> Tls | None:
-    given = (arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+def _find_tls(asked: BridgeOptions, *names: str) -> Tls | None:
+    files = TlsFiles(authority=asked.tls_ca, certificate=asked.tls_cert, key=asked.tls_key)
+    given = (files.authority, files.certificate, files.key)
     if not any(given):
         return None
     if not all(given):
         raise UsageError("TLS needs --tls-ca, --tls-cert and --tls-key together")
-    return prove_certificate(TlsFiles(authority=given[0], certificate=given[1], key=given[2]), *names)
+    return prove_certificate(files, *names)
 
 
 def _until_interrupted(work: Callable[[], object]) -> int:

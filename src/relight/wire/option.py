@@ -75,7 +75,7 @@ class SettingOption:
         facts = [self.option.bounds] if self.option.bounds else []
         if self.option.unset:
             facts.append(f"default: {self.option.unset}")
-        elif self.kind is not bool and not self.is_required and self.default is not None:
+        elif self.kind is not bool and self.default not in (None, "", msgspec.NODEFAULT):
             facts.append(f"default {_number(self.default)}")
         return f"{self.option.help} ({'; '.join(facts)})" if facts else self.option.help
 
