@@ -9,6 +9,10 @@ class UsageError(RelightError, ValueError):
     """The script or the command line asks for something that cannot work; the message says what to change."""
 
 
+class MissingInterfaceError(UsageError):
+    """The installed torch lacks private interfaces that relight needs."""
+
+
 class StepInterrupted(RelightError):
     """Raised inside a step whose generation was closed by a failure elsewhere; `with step` absorbs it.
 

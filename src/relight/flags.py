@@ -93,6 +93,12 @@ def add_options(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> 
         _add_setting(parser, setting)
 
 
+def add_setting(group: argparse._ArgumentGroup, field: str) -> None:
+    """Add the flag of one of the job's settings."""
+    (setting,) = [each for each in _OPTIONS if each.field == field]
+    _add_setting(group, setting)
+
+
 def _add_setting(group: argparse._ActionsContainer, setting: SettingOption) -> None:
     text = setting.help.replace("%", "%%")
     if setting.kind is bool:

@@ -35,20 +35,25 @@ def launch(directory: Path, code: str) -> Launch:
     return Launch(settings=settings, private_dir=directory, socket_path=directory / "agent.sock")
 
 
-@contextlib.contextmanager
-def forked(directory: Path, code: str) -> Iterator[Process]:
-    how = launch(directory, code)
-    template = Template("json", template_environment(how))
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Template]:
+    """One that is ready, for all tests that leave it as it is: importing takes seconds."""
+    template = Template("json,numpy,random", template_environment(launch(tmp_path_factory.mktemp("template"), "")))
     try:
         assert asyncio.run(template.ready()) == ""
-        with contextlib.closing(Pages.create()) as pages:
-            process = spawn(how, "w1", 1, 1, pages, template=template)
-            yield process
-            for descriptor in process.outputs:
-                os.close(descriptor)
-            process.page.close()
+        yield template
     finally:
         template.close()
+
+
+@contextlib.contextmanager
+def forked(template: Template, directory: Path, code: str, name: str = "w1") -> Iterator[Process]:
+    with contextlib.closing(Pages.create()) as pages:
+        process = spawn(launch(directory, code), name, 1, 1, pages, template=template)
+        yield process
+        for descriptor in process.outputs:
+            os.close(descriptor)
+        process.page.close()
 
 
 def wait(process: Process) -> None:
@@ -65,13 +70,13 @@ def wait(process: Process) -> None:
         ("pass", 0),
     ],
 )
-def test_the_status_of_a_forked_worker(here: Path, code: str, status: int) -> None:
-    with forked(here, code) as process:
+def test_the_status_of_a_forked_worker(template: Template, here: Path, code: str, status: int) -> None:
+    with forked(template, here, code) as process:
         wait(process)
         assert process.reap(MemoryKills(())).status == status
 
 
-def test_a_forked_worker_is_what_a_new_process_would_be(here: Path) -> None:
+def test_a_forked_worker_is_what_a_new_process_would_be(template: Template, here: Path) -> None:
     code = """
 import os, sys
 assert os.getsid(0) == os.getpid() == os.getpgid(0)
@@ -87,16 +92,16 @@ assert __name__ == "__main__" and sys.argv == [__file__]
 print(os.environ["RANK"], end="", flush=True)
 os.write(2, b"err")
 """
-    with forked(here, code) as process:
+    with forked(template, here, code) as process:
         wait(process)
         out, err = (os.read(descriptor, 1000) for descriptor in process.outputs)
         assert (out, err) == (b"1", b"err")
         assert process.reap(MemoryKills(())).status == 0
 
 
-def test_the_kernel_shows_the_environment_of_a_forked_worker(here: Path) -> None:
+def test_the_kernel_shows_the_environment_of_a_forked_worker(template: Template, here: Path) -> None:
     """A successor of the agent, and tools such as ps, find out there who it is."""
-    with forked(here, "import os, time; os.write(1, b'up'); time.sleep(1000)") as process:
+    with forked(template, here, "import os, time; os.write(1, b'up'); time.sleep(1000)") as process:
         assert os.read(process.outputs[0], 10) == b"up"
         shown = environment(process.pid)
         assert (shown["RELIGHT_PROCESS"], shown["RANK"]) == ("w1", "1")
@@ -107,24 +112,14 @@ def test_the_kernel_shows_the_environment_of_a_forked_worker(here: Path) -> None
         assert process.reap(MemoryKills(())).evidence == "was killed by SIGKILL, as ordered: enough"
 
 
-def test_random_numbers_that_nobody_seeded_differ(here: Path) -> None:
+def test_random_numbers_that_nobody_seeded_differ(template: Template, here: Path) -> None:
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
-    how = launch(here, code)
-    template = Template("numpy,random", template_environment(how))
     drawn = set()
-    try:
-        assert asyncio.run(template.ready()) == ""
-        for name in ("w1", "w2"):
-            with contextlib.closing(Pages.create()) as pages:
-                process = spawn(how, name, 1, 1, pages, template=template)
-                wait(process)
-                drawn |= set(os.read(process.outputs[0], 1000).split())
-                process.reap(MemoryKills(()))
-                for descriptor in process.outputs:
-                    os.close(descriptor)
-                process.page.close()
-    finally:
-        template.close()
+    for name in ("w1", "w2"):
+        with forked(template, here, code, name) as process:
+            wait(process)
+            drawn |= set(os.read(process.outputs[0], 1000).split())
+            process.reap(MemoryKills(()))
     assert len(drawn) == 4
 
 

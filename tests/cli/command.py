@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from relight.wire.template import SHARED_VARIABLE
+from tests.survival.harness import template_socket
+
 DEADLINE_SECONDS = 60.0
 _MARK = "RELIGHT_TEST_MARK"
 
@@ -42,6 +45,7 @@ class Command:
                     **os.environ,
                     _MARK: self._mark,
                     "TMPDIR": self._temporary.name,
+                    **({SHARED_VARIABLE: template_socket()} if "--preload" in arguments else {}),
                     "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
                 },
                 stdin=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ import pytest
 from relight.prove.doctor.source import trains_without_relight
 from tests.cli.command import Command, Result
 from tests.cli.conftest import Relight
+from tests.survival.harness import PRELOADED
 
 DEADLINE_SECONDS = 120.0 * float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
 PROGRAM = Path(__file__).parents[1] / "programs" / "examined.py"
@@ -27,7 +28,7 @@ Begin = Callable[..., Command]
 
 
 def doctor(begin: Begin, how: str, *flags: str) -> Result:
-    return begin("doctor", *flags, str(PROGRAM), "--how", how).finish(DEADLINE_SECONDS)
+    return begin("doctor", *PRELOADED, *flags, str(PROGRAM), "--how", how).finish(DEADLINE_SECONDS)
 
 
 def line_of(text: str) -> int:
@@ -98,7 +99,7 @@ def test_a_script_that_ends_before_init_shows_what_it_printed(
 ) -> None:
     script = tmp_path / "early.py"
     script.write_text(f"{first_line}\n{PROGRAM.read_text()}")
-    result = begin("doctor", str(script), argument).finish(DEADLINE_SECONDS)
+    result = begin("doctor", *PRELOADED, str(script), argument).finish(DEADLINE_SECONDS)
     assert result.status == 2, result.errors + result.output
     assert "The script failed by itself:" in result.output
     assert words in result.output

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.command import Command, Result
 from tests.cli.conftest import Relight
+from tests.survival.harness import PRELOADED
 
 DEADLINE_SECONDS = 240.0 * float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
 PROGRAM = Path(__file__).parents[1] / "programs" / "proved.py"
@@ -19,7 +20,7 @@ Begin = Callable[..., Command]
 
 
 def prove(begin: Begin, how: str, *flags: str) -> Result:
-    flags = ("--nproc-per-node", "2", "--steps", "6", "--rounds", "1", "--run-dir", "proof", *flags)
+    flags = ("--nproc-per-node", "2", "--steps", "6", "--rounds", "1", "--run-dir", "proof", *PRELOADED, *flags)
     return begin("prove", *flags, str(PROGRAM), "--how", how).finish(DEADLINE_SECONDS)
 
 

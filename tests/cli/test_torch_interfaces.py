@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DEADLINE_SECONDS = 120.0
 # Changes torch as soon as it is imported, in every process.
 CHANGING = """
@@ -60,8 +62,11 @@ def run(directory: Path, change: str, *flags: str) -> subprocess.CompletedProces
     )
 
 
-def test_an_interface_that_torch_lacks_is_named_before_the_script_runs(tmp_path: Path) -> None:
-    result = run(tmp_path, "del module.autograd.graph._engine_run_backward")
+@pytest.mark.parametrize("flags", [(), ("--preload", "torch")], ids=["", "preloaded"])
+def test_an_interface_that_torch_lacks_is_named_before_the_job_is_joined(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    result = run(tmp_path, "del module.autograd.graph._engine_run_backward", *flags)
     assert result.returncode == 1
     assert "lacks torch.autograd.graph._engine_run_backward, which relight needs: install torch" in result.stdout
     assert "Traceback" not in result.stdout

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from relight.core.account.report import JobReport, decode_report
+from relight.wire.template import SHARED_VARIABLE
+from tests.survival.harness import template_socket
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "gpt" / "train.py"
 MODEL = "--layers 1 --width 32 --heads 2 --context 32".split()
@@ -41,7 +43,10 @@ def train(run_dir: Path, *flags: str) -> tuple[JobReport, list[str]]:
 
 def run_until(seconds: float, command: Sequence[str]) -> str:
     """The standard output of a command that succeeds within so many seconds. Nothing of it outlives this call."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    shared = {SHARED_VARIABLE: template_socket()} if "--preload" in command else {}
+    process = subprocess.Popen(
+        command, env={**os.environ, **shared}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         output, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

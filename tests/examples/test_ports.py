@@ -9,6 +9,7 @@ import pytest
 
 from relight.core.account.report import JobReport, decode_report
 from tests.examples.test_gpt import DEADLINE_SECONDS, run_until
+from tests.survival.harness import PRELOADED
 
 PORTS = Path(__file__).parents[2] / "examples" / "ports"
 SHORT = {
@@ -34,7 +35,7 @@ def test_a_killed_worker_changes_neither_the_state_nor_what_is_printed(tmp_path:
 def train(name: str, run_dir: Path, *flags: str) -> tuple[JobReport, list[str]]:
     """Run a port to its end: the report, and the lines that rank 0 printed."""
     command = [sys.executable, "-m", "relight.cli", "run", "--nproc-per-node", "2", "--run-dir", str(run_dir), *flags]
-    printed = run_until(DEADLINE_SECONDS, [*command, str(PORTS / f"{name}_relight.py"), *SHORT[name]])
+    printed = run_until(DEADLINE_SECONDS, [*command, *PRELOADED, str(PORTS / f"{name}_relight.py"), *SHORT[name]])
     report = decode_report((run_dir / "report.json").read_bytes())
     return report, [line for line in printed.splitlines() if line.startswith("[rank 0]")]
 

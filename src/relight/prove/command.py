@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from relight.errors import UsageError
-from relight.flags import add_run_flags, add_waiting_flags
+from relight.flags import add_run_flags, add_setting, add_waiting_flags
 
 STEPS = 20
 ROUNDS = 2
@@ -74,6 +74,7 @@ def add_launch_flags(parser: argparse.ArgumentParser, workers_help: str) -> "arg
         *("--no-python", "--no_python"), action="store_true", help="SCRIPT is a program that becomes Python"
     )
     launch.add_argument("--oversubscribe", action="store_true", help="allow more than 16 processes for each core")
+    add_setting(launch, "preload")
     return launch
 
 

@@ -1,5 +1,10 @@
-"""Runs the user's script inside a worker process: `python -m relight.training.bootstrap`, started by the agent."""
+"""Runs the user's script inside a worker process: `python -m relight.training.bootstrap`, started by the agent.
 
+Imports no torch, unless all workers of the job have it preloaded: when that is done, and with which variables in the
+environment, is the script's own affair.
+"""
+
+import importlib
 import importlib.util
 import os
 import runpy
@@ -11,23 +16,19 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from relight.errors import UsageError
-
-try:
-    import relight.training.torch_private  # noqa: F401 - first: it names what the installed torch lacks
-except UsageError as error:
-    sys.exit(f"relight: {error}")
-
-from relight.training.data.rng import seed_everything
+from relight.errors import MissingInterfaceError
 from relight.training.ending import end_with, leave, report_end
-from relight.training.job import joined
 from relight.training.process.leftovers import keep_together
 from relight.training.process.stacks import answer_for_stacks
 from relight.wire.settings import JobSettings, read_settings
 
+if TYPE_CHECKING:
+    from relight.training.process.runtime import Runtime
+
 _GROUP = "relight.after_import"  # of entry points: a function to be called once the module of that name is imported
+_JOB = "relight.training.job"  # imports torch
 
 
 class Extensions(MetaPathFinder):
@@ -77,22 +78,40 @@ def main() -> None:
     settings = read_settings(private_dir)
     answer_for_stacks(private_dir, os.environ["RELIGHT_PROCESS"])
     keep_together(private_dir, os.environ["RELIGHT_PROCESS"])
-    if settings.evidence:  # a script without seeds begins alike in each attempt; a replacement, like no other process
-        seed_everything(settings.seed, "prove", 0, int(os.environ["RELIGHT_PROCESS"].removeprefix("w")))
     sys.argv = [settings.script, *settings.script_arguments]
     try:
+        _prepare(settings)
         _run(settings)
-        runtime = joined()
+        runtime = _joined()
         if runtime is not None and runtime.lifecycle is not None:
             runtime.lifecycle.at_end_of_script()
     except SystemExit as exit_:
         if exit_.code in (None, 0):
-            report_end(joined())
+            report_end(_joined())
         raise
+    except MissingInterfaceError as error:
+        print(f"relight: {error}", file=sys.stderr)
+        leave(1)
     except BaseException as error:
-        end_with(joined(), error)
-    report_end(joined())
+        end_with(_joined(), error)
+    report_end(_joined())
     leave(0)
+
+
+def _joined() -> "Runtime | None":
+    """Return the runtime that the script's `relight.init` made; None if the script has not called it."""
+    job = sys.modules.get(_JOB)
+    return job.joined() if job is not None else None
+
+
+def _prepare(settings: JobSettings) -> None:
+    """Import what is to be there before the script runs, and seed the random streams of a proof."""
+    if settings.preload:  # a new process in place of one that is forked: with what torch read in the environment there
+        importlib.import_module(_JOB)
+    if settings.evidence:  # a script without seeds begins alike in each attempt; a replacement, like no other process
+        from relight.training.data.rng import seed_everything
+
+        seed_everything(settings.seed, "prove", 0, int(os.environ["RELIGHT_PROCESS"].removeprefix("w")))
 
 
 def _run(settings: JobSettings) -> None:

@@ -11,7 +11,7 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from relight.core.protocol.events import WorkerFailed, WorkerReleased
 from relight.core.worker.events import ScriptFailed
@@ -19,14 +19,16 @@ from relight.core.worker.states import State
 from relight.errors import RelightError, UsageError
 from relight.training.process.holdings import Lifecycle
 from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
-from relight.training.process.runtime import Runtime
 from relight.training.script_files import is_script_file
+
+if TYPE_CHECKING:  # its home imports torch, which a script may do without, or import later
+    from relight.training.process.runtime import Runtime
 
 FILE_ONLY = "\x1e"  # agent.output writes such lines to the log file, not to the terminal
 _STARTER = Path(__file__).with_name("bootstrap.py")
 
 
-def end_with(runtime: Runtime | None, error: BaseException) -> NoReturn:
+def end_with(runtime: "Runtime | None", error: BaseException) -> NoReturn:
     """Report that the script failed, and end, unless this process has state that a last checkpoint may need."""
     holder = _holder(runtime, error)
     _report(runtime, error, stands=holder is not None)
@@ -35,7 +37,7 @@ def end_with(runtime: Runtime | None, error: BaseException) -> NoReturn:
     leave(1)
 
 
-def report_end(runtime: Runtime | None) -> None:
+def report_end(runtime: "Runtime | None") -> None:
     """Report that the script has run to its end."""
     expect_ends_of_children()
     if runtime is not None:
@@ -51,7 +53,7 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def hook(runtime: Runtime) -> None:
+def hook(runtime: "Runtime") -> None:
     """See the script's end from within, in a Python that relight did not start itself (`--no-python`).
 
     As the interpreter ends it does not say with which status; so `sys.exit` is listened to.
@@ -84,7 +86,7 @@ def hook(runtime: Runtime) -> None:
     atexit.register(on_exit)
 
 
-def _holder(runtime: Runtime | None, error: BaseException) -> Lifecycle | None:
+def _holder(runtime: "Runtime | None", error: BaseException) -> Lifecycle | None:
     """Return the loop that holds whole state which a last checkpoint may need; None if there is none."""
     if runtime is None or not isinstance(error, Exception) or isinstance(error, RelightError):
         return None
@@ -95,7 +97,7 @@ def _holder(runtime: Runtime | None, error: BaseException) -> Lifecycle | None:
     return lifecycle if runtime.worker.state is State.HELD else None
 
 
-def _report(runtime: Runtime | None, error: BaseException, *, stands: bool) -> None:
+def _report(runtime: "Runtime | None", error: BaseException, *, stands: bool) -> None:
     trace = "".join(traceback.format_exception(error, chain=True))
     trace = _without_our_frames(trace, mistake=isinstance(error, UsageError))
     for line in trace.splitlines():

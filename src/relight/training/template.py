@@ -22,11 +22,13 @@ from pathlib import Path
 
 import msgspec
 
+from relight.errors import MissingInterfaceError
 from relight.training import bootstrap
 from relight.wire import template
 
-# What a worker imports in its first steps, for modules with torch among them.
-_WITH_TORCH = (
+# What a worker imports in its first steps.
+_OF_WORKERS = (
+    "relight.training.job",
     "relight.training.training",
     "relight.training.wrappers",
     "torch._dynamo",  # DistributedDataParallel does so
@@ -59,9 +61,11 @@ def preload(modules: list[str]) -> str:
             importlib.import_module(name)
         except Exception as error:
             return f"the module {name} cannot be imported: {type(error).__name__}: {error}"
-    if "torch" in sys.modules:
-        for name in _WITH_TORCH:
+    try:
+        for name in _OF_WORKERS:
             importlib.import_module(name)
+    except MissingInterfaceError as error:
+        return str(error)
     threads = len(os.listdir("/proc/self/task"))
     return f"{', '.join(modules)} started {threads - 1} thread(s)" if threads > 1 else ""
 

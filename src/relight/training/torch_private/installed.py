@@ -5,7 +5,7 @@ from functools import reduce
 
 import torch
 
-from relight.errors import UsageError
+from relight.errors import MissingInterfaceError
 
 TESTED = ("2.13", "2.14")  # releases on which `make test-versions` has passed: benchmarks/results/versions.md
 
@@ -84,9 +84,9 @@ def missing() -> list[str]:
 
 
 def refuse_missing() -> None:
-    """Raise UsageError, with their names, if private interfaces are missing."""
+    """Raise MissingInterfaceError, with their names, if private interfaces are missing."""
     if absent := missing():
-        raise UsageError(
+        raise MissingInterfaceError(
             f"torch {torch.__version__} lacks {', '.join(absent)}, which relight needs: install torch {TESTED[-1]}"
         )
 
