@@ -45,9 +45,9 @@ def run_block(first: int, count: int, **limits: object) -> None:
 
 
 def test_random_schedules() -> None:
-    found = search(0, 1_000)  # `.ci/run` searches for a minute
+    found = search(10_000, 400)  # `.ci/run` searches for a minute; those from 0 on: see below, what they reach
     print(f"{found.schedules} schedules, {found.per_second:.0f} a second")
-    assert found.schedules == 1_000
+    assert found.schedules == 400
     assert not found.violations
 
 
@@ -211,10 +211,11 @@ def test_the_same_schedule_gives_the_same_run() -> None:
         assert run(schedule, f"seed {seed}").journal == run(again, f"seed {seed}").journal
 
 
-def test_a_search_finds_the_same_whoever_runs_it() -> None:
-    alone = search(0, 100, processes=1, mutation="forward-if-any")
+def test_a_search_finds_the_same_whoever_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relight.sim.search.swarm.BLOCK", 10)  # or all of it is one process's
+    alone = search(0, 40, processes=1, mutation="forward-if-any")
     assert alone.violations
-    assert search(0, 100, processes=2, mutation="forward-if-any").violations == alone.violations
+    assert search(0, 40, processes=2, mutation="forward-if-any").violations == alone.violations
 
 
 def test_a_search_can_be_narrowed_down() -> None:
