@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TITAN := .versions/torchtitan
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 CODE := $(wildcard src tests benchmarks examples checks)
-JOBS ?= 2# tests at a time; 0: one after another, in pytest's own process
+JOBS ?= 3# tests at a time, of which many wait; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions test-integrations test-torchtitan demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried gpu bench docs clean
@@ -36,7 +36,7 @@ format: setup ## rewrite the code in the project's format
 test-fast: setup ## the rooms that only decide and show, without processes or torch: some 900 tests in half a minute
 	$(BIN)/python -m pytest tests/core tests/chaos tests/goodput tests/watch tests/timeline tests/docs tests/agent/decisions
 
-test: setup ## the tests, without the long matrix; two at a time, JOBS=0: one after another
+test: setup ## the tests, without the long matrix; three at a time, JOBS=0: one after another
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 
 test-all: setup ## the tests, with the long matrix

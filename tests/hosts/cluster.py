@@ -25,8 +25,18 @@ import psutil
 
 from benchmarks.namespaces import Network
 from relight.core.account.report import JobReport, decode_report
+from relight.wire.template import SHARED_VARIABLE
 from tests.certificates import Authority, flags
-from tests.survival.harness import DEADLINE_SECONDS, PRELOADED, PROGRAMS, Outcome, Training, plain_environment
+from tests.survival.harness import (
+    DEADLINE_SECONDS,
+    GONE_SECONDS,
+    PRELOADED,
+    PROGRAMS,
+    Outcome,
+    Training,
+    plain_environment,
+    template_socket,
+)
 
 PORT = 29400
 _MARK = "RELIGHT_TEST_JOB"
@@ -162,7 +172,8 @@ class Cluster:
             ),
             *(sys.executable, "-m", "relight.cli", *arguments),
         ]
-        environment = {**plain_environment(), "TMPDIR": str(self._temporary), _MARK: self._mark, **variables}
+        shared = {SHARED_VARIABLE: template_socket()} if PRELOADED else {}
+        environment = {**plain_environment(), **shared, "TMPDIR": str(self._temporary), _MARK: self._mark, **variables}
         name += label
         with (self.directory / f"{name}.out").open("ab") as out, (self.directory / f"{name}.err").open("ab") as err:
             self.launchers[name] = subprocess.Popen(
@@ -312,8 +323,20 @@ class Cluster:
                 launcher.wait(30.0)
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"relight on {name} does not end\n{self.describe()}") from None
-        left = [process for number in range(len(self._names)) for process in self.processes(number)]
+        left = self._all_processes()
+        assert not any(map(self._is_marked, left)), f"{[process.cmdline() for process in left]}\n{self.describe()}"
+        # Forks of the tests' own template process, which end as soon as they hear that their agent has.
+        _, left = psutil.wait_procs(left, GONE_SECONDS)
         assert not left, f"{[process.cmdline() for process in left]}\n{self.describe()}"
+
+    def _all_processes(self) -> list[psutil.Process]:
+        return [process for number in range(len(self._names)) for process in self.processes(number)]
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        """Tell whether a living process was started by this job."""
+        with contextlib.suppress(psutil.Error, OSError):
+            return bool(process.environ().get(_MARK) == self._mark)
+        return False
 
     def __enter__(self) -> Self:
         return self

@@ -39,6 +39,7 @@ PRELOADED = ("--preload", PRELOAD) if PRELOAD else ()  # flags of a job with an 
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
+SHARED_TEMPLATE = ROOT / "tests" / "survival" / "shared_template.py"
 SHARED_MEMORY = Path("/dev/shm")
 _MARK = "RELIGHT_TEST_JOB"
 SAVING = (
@@ -274,15 +275,6 @@ def plain_environment() -> dict[str, str]:
     return {**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-_TEMPLATE = """
-from relight.parent import end_with_parent
-from relight.training.template import main
-
-end_with_parent({parent})
-main()
-"""
-
-
 @functools.cache
 def template_socket() -> str:
     """Start a process that imports torch for all jobs of this one, and ends with it, however that ends.
@@ -292,7 +284,7 @@ def template_socket() -> str:
     directory = Path(tempfile.mkdtemp(prefix="rl-"))
     socket = directory / "template"
     process = subprocess.Popen(
-        (sys.executable, "-P", "-c", _TEMPLATE.format(parent=os.getpid()), str(socket), PRELOAD),
+        (sys.executable, "-P", str(SHARED_TEMPLATE), str(os.getpid()), str(socket), PRELOAD),
         env={**plain_environment(), ROOM_VARIABLE: "0" * ROOM_BYTES},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
