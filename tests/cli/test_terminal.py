@@ -76,10 +76,18 @@ def test_a_live_line_under_the_output_of_the_workers(
     """On a terminal, one line is rewritten; every line of a worker stands alone."""
     controlling, terminal = os.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
-    command = begin("run", "--run-dir", "run", str(script), output=terminal, errors=terminal)
+    go, late = tmp_path / "go", tmp_path / "late.py"
+    late.write_text(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n{script.read_text()}"
+    )
+    command = begin("run", "--run-dir", "run", str(late), output=terminal, errors=terminal)
     os.close(terminal)
     shown = b""
     deadline = time.monotonic() + 60.0
+    while b"starting" not in shown:  # the line is there before the worker prints
+        assert time.monotonic() < deadline, shown
+        shown += os.read(controlling, 4096)
+    go.touch()
     while shown.count(b"starting") < 3 or b"up as rank 0" not in shown:
         assert time.monotonic() < deadline, shown
         shown += os.read(controlling, 4096)

@@ -1,4 +1,4 @@
-"""How a worker process starts a script, without an agent."""
+"""Starts a script as the agent does, in a worker process without an agent."""
 
 import os
 import subprocess
