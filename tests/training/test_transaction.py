@@ -531,6 +531,24 @@ def test_batchnorm_that_was_frozen_at_first_becomes_private(run: Any) -> None:
     assert {name for _, name in script.state.rank_private.buffers} == names
 
 
+@pytest.mark.parametrize("assigned", [False, True])
+def test_a_buffer_that_is_written_through_data_late_becomes_private(run: Any, assigned: bool) -> None:
+    def late(script: Script) -> None:
+        if script.number >= 5:
+            mean = script.net.norm.running_mean
+            if assigned:
+                mean.data = mean.data * 0.9 + 1
+            else:
+                mean.data.mul_(0.9).add_(1)
+        plain(script)
+
+    script = run(late)
+    script.net.norm.eval()
+    for _ in range(6):
+        script.step()
+    assert ("net", "norm.running_mean") in script.state.rank_private.buffers
+
+
 def test_changes_between_steps_are_seen(run: Any) -> None:
     script = run(plain)
     for _ in range(5):

@@ -122,6 +122,7 @@ class ImagePlan:
         """
         written = self._changes.written(now)
         self._note_newcomers(written)
+        written += self._changes.written_by_data()
         if written:
             self._private.buffers |= self.private_among(written, early=early)
 
