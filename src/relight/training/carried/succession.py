@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from relight.training.carried.code.refs import describe
+from relight.training.carried.code.refs import describe, is_user_type
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.compare import FIRST_STEPS, last_compared_by_all
 from relight.training.carried.finding.kept import (
@@ -23,6 +23,7 @@ from relight.training.carried.values.trees.sizes import has_tensors, keys_of, le
 from relight.training.carried.values.trees.words import TAG, Unsupported
 from relight.training.carried.values.trees.writer import Writer
 from relight.training.carried.values.values import changed, kind_of
+from relight.transfer.io.constants import name_of_callable
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
 _MISSING_TREE = {TAG: "missing"}
@@ -74,6 +75,7 @@ class Keeper:
     def _write_all(self, weigh: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """All values, and those of functions that the loop calls: read back once these run."""
         catalog, total = self._catalog, 0
+        self._divide_mixed()
         trees: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         written = [(one, one.spot.get()) for one in self._kept.values() if one.is_written]
         holders = self._holders() if any(kind_of(value) in _CONTAINERS for _, value in written) else {}
@@ -93,6 +95,25 @@ class Keeper:
                 if total > MOST_BYTES:
                     raise one.refusal(f"over {MOST_BYTES >> 20} MiB with what else is carried")
         return trees
+
+    def _divide_mixed(self) -> None:
+        """Carry only attributes of objects that hold something which cannot be written down, if they are the script's.
+
+        An object that comes to hold such a thing later is refused, or left out.
+        """
+        for one in list(self._kept.values()):
+            if not one.is_written or one.was_tried:
+                continue
+            one.was_tried, value = True, one.spot.get()
+            if _is_class_at_home(one, value) or (kind_of(value) == "object" and not self._can_be_written(one, value)):
+                self._catalog.divide(one, self._can_be_written)
+
+    def _can_be_written(self, one: Kept, value: Any) -> bool:
+        try:
+            Writer(self._catalog.homes, self._catalog.parts).write(one.key, value)
+        except Unsupported:
+            return False
+        return True
 
     def _holders(self) -> dict[int, str]:
         """Objects of which only attributes are carried, by `id`: a value that refers to one means that very object."""
@@ -140,6 +161,14 @@ class Keeper:
         if not one.has_tensors and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
             return f"it has {len(value)} items"
         return ""
+
+
+def _is_class_at_home(one: Kept, value: Any) -> bool:
+    """Whether it is a class of the script's, where it was defined: its attributes alone can change."""
+    if not isinstance(value, type) or not is_user_type(value):
+        return False
+    home = name_of_callable(value)
+    return home is None or place_of(one.key) == (("module", *home.split(":")),)
 
 
 class Adoption:

@@ -77,9 +77,9 @@ def state_of(generator: Generator) -> tuple[str, Any]:
     if isinstance(generator, torch.Generator):
         return "torch", generator.get_state().numpy().tobytes()
     if _is_numpy(generator, "Generator"):
-        return "numpy", generator.bit_generator.state
+        return "numpy", _without_arrays(generator.bit_generator.state)
     if _is_numpy(generator, "RandomState"):
-        return "numpy legacy", generator.get_state(legacy=False)
+        return "numpy legacy", _without_arrays(generator.get_state(legacy=False))
     version, words, gauss = generator.getstate()
     return "python", (version, array.array("Q", words).tobytes(), gauss)
 
@@ -115,6 +115,13 @@ def reseed(generators: dict[str, Generator], seed: int) -> None:
 
 def _is_numpy(generator: Generator, name: str) -> bool:
     return bool(numpy) and isinstance(generator, getattr(numpy.random, name))
+
+
+def _without_arrays(state: Any) -> Any:
+    """Return the state of a NumPy generator with lists for arrays, so that two states can be compared."""
+    if isinstance(state, dict):
+        return {name: _without_arrays(one) for name, one in state.items()}
+    return state.tolist() if isinstance(state, numpy.ndarray) else state
 
 
 def _make(kept: tuple[str, Any]) -> Generator:

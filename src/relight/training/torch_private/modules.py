@@ -3,12 +3,15 @@
 The tables are read without `nn.Module.__getattr__`, which a script's class may override.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # as they are called
+_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _DIGESTED = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # as in checkpoints
 OWN_ATTRIBUTES = frozenset(vars(nn.Module()))  # of every module: these tables, and more
 
@@ -31,6 +34,20 @@ def modules_in(module: nn.Module) -> dict[str, nn.Module | None]:
 def tables_in(module: nn.Module) -> list[dict[str, Any]]:
     """Return the tables of parameters, buffers and modules; empty ones before `nn.Module.__init__` has run."""
     return [vars(module).get(name, {}) for name in _TABLES]
+
+
+def hook_tables_of(owner: Any) -> Iterator[tuple[str, dict[int, Any]]]:
+    """Yield name and contents of each table of hooks that a module, a tensor or an optimizer has, less empty ones."""
+    is_tensor = isinstance(owner, Tensor)
+    for name in HOOK_TABLES if isinstance(owner, nn.Module) else _OF_TENSORS if is_tensor else _OF_OPTIMIZERS:
+        if hooks := getattr(owner, name, None):
+            yield name, hooks
+
+
+def hook_table(owner: Any, name: str) -> dict[int, Any] | None:
+    """Return one of these tables; None if it is no name of one, or the owner has none."""
+    is_table = name in (*HOOK_TABLES, *_OF_TENSORS, *_OF_OPTIMIZERS)
+    return getattr(owner, name, None) if is_table else None
 
 
 def hooks_in(module: nn.Module) -> list[Any]:

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from relight.training.state.modules.averages import same_bits
 from relight.training.state.modules.slots import Key, Slots
-from relight.training.state.optimizers.own_objects import is_own
 from relight.training.torch_private.distributed.zero import state_of
 from relight.training.transaction.data_access import DataAccess
+from relight.training.transaction.value_images import Copies, Restorer, copied
 from relight.transfer.io.codec import local_part
 
 
@@ -88,7 +88,7 @@ class OptimizerImages:
         self._states = {}
         for name, optimizer in self._optimizers.items():
             self._groups[name] = [
-                (group, {k: _copied(v, {}) for k, v in group.items() if k != "params"}, [*group["params"]])
+                (group, {k: copied(v, {}) for k, v in group.items() if k != "params"}, [*group["params"]])
                 for group in optimizer.param_groups
             ]
 
@@ -97,7 +97,7 @@ class OptimizerImages:
         if name not in self._states:
             copies: Copies = {}
             state = state_of(self._optimizers[name])
-            self._states[name] = {key: _copied(value, copies) for key, value in state.items()}
+            self._states[name] = {key: copied(value, copies) for key, value in state.items()}
 
     def take_all(self) -> None:
         for name in self._optimizers:
@@ -105,7 +105,7 @@ class OptimizerImages:
 
     def put_back(self) -> None:
         with torch.no_grad():
-            restored = _Restorer().restored
+            restored = Restorer().restored
             for name, groups in self._groups.items():
                 optimizer = self._optimizers[name]
                 for group, before, parameters in groups:
@@ -165,60 +165,3 @@ class FlagImages:
 
 
 _requires_grad = attrgetter("requires_grad")
-_PLAIN = frozenset((float, int, bool, type(None), str))  # values that are not copied
-
-
-Copies = dict[int, Any]  # of objects, by the id of what was copied
-
-
-def _copied(value: Any, copies: Copies) -> Any:
-    """A copy of an optimizer's value, however deep tensors lie in it."""
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(member, copies) for key, member in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copied(member, copies) for member in value) if not hasattr(value, "_fields") else value
-    if not is_own(value):
-        return value
-    if id(value) not in copies:
-        twin = copies[id(value)] = object.__new__(type(value))
-        vars(twin).update(_copied(vars(value), copies))
-    return copies[id(value)]
-
-
-class _Restorer:
-    """Puts back what `_copied` copied, in the tensors and objects that are there already where they fit."""
-
-    def __init__(self) -> None:
-        self._done: dict[int, Any] = {}  # objects, by the id of their copies
-
-    def restored(self, live: Any, before: Any) -> Any:
-        if isinstance(before, torch.Tensor):
-            if isinstance(live, torch.Tensor) and live.shape == before.shape and live.dtype == before.dtype:
-                with torch.no_grad():
-                    live.detach().copy_(before)
-                return live
-            return before
-        if isinstance(before, dict):
-            mine = live if isinstance(live, dict) else {}
-            found = {key: self.restored(mine.get(key), value) for key, value in before.items()}
-            if isinstance(live, dict):
-                live.clear()
-                live.update(found)
-                return live
-            return found
-        if isinstance(before, list) and isinstance(live, list) and len(live) == len(before):
-            live[:] = [self.restored(own, value) for own, value in zip(live, before, strict=True)]
-            return live
-        return self._object(live, before) if is_own(before) else before
-
-    def _object(self, live: Any, before: Any) -> Any:
-        if id(before) not in self._done:
-            is_taken = type(live) is not type(before) or any(live is one for one in self._done.values())
-            one = self._done[id(before)] = before if is_taken else live
-            if one is live:
-                self.restored(vars(live), vars(before))
-        return self._done[id(before)]

@@ -1,8 +1,8 @@
 """Trees of plain values and tensors, to bytes and back, without pickle.
 
 A tree is made of dict, list, tuple, str, int, float, bool, bytes, None and tensors (NumPy arrays count as bytes
-with a dtype). Tensors are replaced by numbered placeholders, with strides that are not the usual ones; their bytes
-travel beside the tree.
+with a dtype), and of values whose class matters (`relight.transfer.io.typed`). Tensors are replaced by numbered
+placeholders, with strides that are not the usual ones; their bytes travel beside the tree.
 """
 
 import ast
@@ -16,6 +16,7 @@ import xxhash
 
 from relight.errors import UsageError
 from relight.transfer.io.strides import laid_out, strides_of
+from relight.transfer.io.typed import read_typed, write_typed
 
 PIECE_BYTES = 4 * 2**20
 
@@ -27,6 +28,8 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
 
 
+_USUAL = frozenset({float, int, torch.Tensor, torch.nn.Parameter, list, tuple, dict, set})
+_TYPED = frozenset({"constant", "dataclass", "typed"})
 _TAG = "\x00"  # a dict key no user writes; marks what msgpack has no type for
 
 
@@ -51,7 +54,11 @@ class Flat:
         return _without_strides(self.tree) if self._has_strides else self.tree
 
     def _flatten(self, tree: Any, path: str) -> Any:
-        if tree is None or (isinstance(tree, (bool, str, bytes)) and type(tree).__module__ != "numpy"):
+        if tree is None or type(tree) in (bool, str, bytes):
+            return tree
+        if type(tree) not in _USUAL and (typed := write_typed(tree, path, self._flatten)) is not None:
+            return {_TAG: typed[0], **typed[1]}
+        if isinstance(tree, (str, bytes)) and type(tree).__module__ != "numpy":
             return tree
         if isinstance(tree, float) and type(tree).__module__ != "numpy":
             return float(tree)
@@ -85,8 +92,8 @@ class Flat:
             return {_TAG: "numpy", "d": dtype_text(array.dtype), "s": shape, "v": array.tobytes(), **by_column}
         raise UsageError(
             f"{path or 'state'} is a {type(tree).__module__}.{type(tree).__qualname__}: state_dict() may hold tensors, "
-            "numbers, strings, bytes, None, and lists, tuples, sets and dicts of these, so that it can be copied to a "
-            "replacement without pickle"
+            "numbers, strings, bytes, None, dates, members of enums, objects of data classes, and lists, tuples, sets, "
+            "dicts and deques of these, so that it can be copied to a replacement without pickle"
         )
 
 
@@ -105,6 +112,8 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
     if not isinstance(tree, dict):
         return tree
     kind, value = tree[_TAG], tree["v"]
+    if kind in _TYPED:
+        return read_typed(kind, tree, lambda node: unflatten(node, tensors))
     if kind == "tensor":
         found: Any = tensors[value]
         return laid_out(found, tree.get("l")) if isinstance(found, torch.Tensor) else found

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from relight.training.carried.finding import refusals
 from relight.training.carried.finding.compare import Comparison
 from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, Kept
 from relight.training.carried.finding.loop import Loop
-from relight.training.carried.finding.places import MISSING, Spot, key_of
+from relight.training.carried.finding.places import MISSING, Spot, key_of, place_of
 from relight.training.carried.finding.survey import attributes_of_parts
 from relight.training.carried.finding.unrepeatable import Caches, is_iterated
 from relight.training.carried.values.homes import Homes
@@ -127,6 +128,29 @@ class Catalog:
         if one.feeds and not one.seen and not self.is_foreign(value):
             raise one.refusal(why)
         self.leave_out(one, why)
+
+    def divide(self, one: Kept, can_be_written: Callable[[Kept, Any], bool]) -> None:
+        """Carry the attributes of an object that cannot be written down as a whole, as long as the others stay.
+
+        A trainer holds a module that was not handed over, say; its code sets attributes of the trainer.
+        """
+        del self.kept[one.key]
+        for name, value in self._spots.own_attributes(one.spot.get()).items():
+            if name.startswith("__"):  # of a class
+                continue
+            place: Place = (*place_of(one.key), ("attribute", name, ""))
+            if key_of(place) in self.kept or (spot := self._spots.find(place)) is None:
+                continue
+            part = replace(one, key=key_of(place), name=describe(place), spot=spot, was_tried=True, mark=None)
+            part.mark = self.mark_of(value, part)
+            if can_be_written(part, value):
+                self.kept[part.key] = part
+                self.homes.add(part.key, value)
+            elif kind_of(value) == "object":
+                self.kept[part.key] = part
+                self.divide(part, can_be_written)
+            else:
+                self._stands_for.setdefault(part.key, (part, part.mark))
 
     def unchanged_parts(self) -> list[Kept]:
         """Names that have stood for the same part of the state since the loop began."""

@@ -28,6 +28,7 @@ class Kept:
     late: bool  # written after the block
     is_written: bool = True  # with the private state
     seen: bool = False  # known by its values alone
+    was_tried: bool = False  # written down once, to see whether it can be
     noticed: int = -1  # in this step, which not every process may have compared
     has_tensors: bool = False  # as it was looked at last
     after_write: bool = False  # written after the last step of an optimizer, where the barrier may stand before that

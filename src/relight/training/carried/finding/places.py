@@ -15,7 +15,7 @@ from torch import nn
 from relight.training.carried.code.refs import OWNERS, Place
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.values import attributes_of, kind_of
-from relight.training.torch_private.modules import buffers_in, modules_in, parameters_in
+from relight.training.torch_private.modules import buffers_in, hook_table, modules_in, parameters_in
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
@@ -200,6 +200,8 @@ class AttributeSpot(Spot):
             return type(owner)
         if isinstance(owner, _FIXED_INSIDE):
             return getattr(owner, name, MISSING)
+        if (hooks := hook_table(owner, name)) is not None:
+            return hooks
         own = getattr(owner, "__dict__", None)
         if own is not None and name in own:
             return own[name]

@@ -27,7 +27,13 @@ from relight.training.carried.values.values import (
 from relight.training.script_files import is_script_file
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
-from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, modules_in, parameters_in
+from relight.training.torch_private.modules import (
+    OWN_ATTRIBUTES,
+    buffers_in,
+    hook_tables_of,
+    modules_in,
+    parameters_in,
+)
 from relight.training.torch_private.tensors import version_of
 
 _DEEPEST = 12  # objects, one in another: environments in wrappers in a vector of an agent
@@ -74,6 +80,7 @@ class Survey:
         self._look_at_all(named for named in names if named[0] not in rebound)
         self._look_at_all(named for named in names if named[0] in rebound)
         self._look_at_all(attributes_of_parts(spots.parts))
+        self._look_at_all(_hooks_of_parts(spots.parts))
         for root, parameter in _parameters_of(spots.parts):
             self.attributes[(root,)] = frozenset(vars(parameter))
 
@@ -116,7 +123,7 @@ class Survey:
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
         if kind in ("list", "tuple", "dict", "deque") and _holds_objects(value):
-            if place[0][0] == "inner":  # no code shows that a layer assigns another one
+            if len(place) > 1:  # code may not show that another one is assigned there
                 self.found[place] = id(value) if self._traces else Mark("opaque", value, None)
             if id(value) in self._seen or len(value) > _FEW:
                 return
@@ -148,6 +155,9 @@ class Survey:
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
         if id(value) in self._seen:
             return
+        if isinstance(value, (nn.Module, torch.optim.Optimizer)):
+            for there, hook in _hooks_of(place, value):
+                self._look_later(there, hook, depth + 1)
         if is_own_optimizer(value):
             self._seen.add(id(value))
             for name, one in vars(value).items():
@@ -232,6 +242,19 @@ def attributes_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
         for attribute, value in list(vars(owner).items()):
             if attribute[0] != "_" and not (is_module and is_kept_with_modules(attribute, value)):
                 yield ((root, name[1], name[2]), ("attribute", attribute, "")), value
+
+
+def _hooks_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
+    """Hooks on modules and parameters that were handed over: functions and objects that backward or forward calls."""
+    for name, owner in parts.owners():
+        root = "inner" if isinstance(owner, nn.Module) else "slot"
+        yield from _hooks_of(((root, name[1], name[2]),), owner)
+
+
+def _hooks_of(place: Place, owner: Any) -> Iterator[tuple[Place, Any]]:
+    for table, hooks in hook_tables_of(owner):
+        for number, hook in enumerate(list(hooks.values())):
+            yield (*place, ("attribute", table, ""), ("member", str(number), "")), hook
 
 
 def is_kept_with_modules(name: str, value: Any) -> bool:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.carried.code.refs import (
+    Place,
     Ref,
     attribute_of,
     callee_of,
@@ -34,7 +35,7 @@ from relight.training.carried.reading.syntax import (
     known,
     union,
 )
-from relight.training.torch_private.modules import HOOK_TABLES
+from relight.training.torch_private.modules import hook_tables_of, parameters_in
 
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
@@ -103,13 +104,16 @@ class Calls:
         draws = is_generator(known(receiver)) or is_iterator(known(receiver))
         is_own = own_method(known(receiver), function.attr) is not None
         if function.attr == "step" and not is_own:
-            self._step(known(receiver))
+            self._step(receiver, node)
         self._reading.value(function.value, NOWHERE if is_statement and (changes or draws) else use, whole=not is_own)
         if draws:
             self.draw(receiver, node, use)
         return receiver, changes and not draws
 
-    def _step(self, owner: Any) -> None:
+    def _step(self, receiver: Ref, node: ast.Call) -> None:
+        owner = known(receiver)
+        if isinstance(owner, torch.optim.Optimizer):
+            self._run_hooks_of(owner, receiver.place, node)
         if not isinstance(owner, LRScheduler):
             self._flow.step(is_certain=isinstance(owner, (torch.optim.Optimizer, torch.amp.GradScaler)))
 
@@ -142,12 +146,18 @@ class Calls:
         """Functions of the user's that calling a module runs, or the backward pass of what it returns."""
         for path, module in known(target).named_modules():
             steps = tuple(("attribute", name, "") for name in path.split(".") if name)
-            for kind in HOOK_TABLES:
-                for number, hook in enumerate(list(getattr(module, kind, {}).values())):
-                    way = (*steps, ("attribute", kind, ""), ("member", str(number), ""))
-                    place = (*target.place, *way) if target.place else None
-                    call = ast.copy_location(ast.Call(NO_NAME, [], []), node)
-                    self._reading.functions.pass_on(Ref(("hook", id(hook)), hook, place), call, None)
+            place = (*target.place, *steps) if target.place else None
+            self._run_hooks_of(module, place, node)
+            for name, parameter in parameters_in(module).items():
+                if parameter is not None:
+                    self._run_hooks_of(parameter, (*place, ("attribute", name, "")) if place else None, node)
+
+    def _run_hooks_of(self, owner: Any, place: Place | None, node: ast.Call) -> None:
+        for table, hooks in hook_tables_of(owner):
+            for number, hook in enumerate(list(hooks.values())):
+                there = (*place, ("attribute", table, ""), ("member", str(number), "")) if place else None
+                call = ast.copy_location(ast.Call(NO_NAME, [], []), node)
+                self._reading.functions.pass_on(Ref(("hook", id(hook)), hook, there), call, None)
 
     def draw(self, ref: Ref, node: ast.AST, use: Use) -> None:
         """A generator or iterator goes on."""

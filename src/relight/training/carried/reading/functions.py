@@ -2,10 +2,11 @@
 
 import ast
 from dataclasses import replace
+from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING
 
-from relight.training.carried.code.refs import Callee, Key, Ref, callee_of, has_contents, part_of
+from relight.training.carried.code.refs import Callee, Key, Ref, callee_of, has_contents, own_method, part_of
 from relight.training.carried.code.scope import Scope
 from relight.training.carried.code.source import node_of
 from relight.training.carried.reading.flow import NOWHERE, Use
@@ -37,7 +38,7 @@ class Functions:
     def pass_on(self, ref: Ref, node: ast.Call, use: Use) -> None:
         """A function of the user's is given to one that is not: as if it were called there."""
         value = known(ref)
-        if isinstance(value, (FunctionType, MethodType)):
+        if isinstance(value, (FunctionType, MethodType, partial)) or own_method(value, "__call__") is not None:
             callee = self.placed(callee_of(Ref(ref.key, value, ref.place), None))
             if callee is not None:
                 self.enter(callee, ref, ast.copy_location(ast.Call(node.func, [], []), node), use)

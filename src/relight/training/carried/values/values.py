@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from relight.training.carried.code.refs import is_user_type
-from relight.training.carried.values.constants import is_constant_type
 from relight.training.carried.values.states import (
     generator_state,
     same_state,
@@ -31,6 +30,7 @@ from relight.training.state.modules.averages import same_bits
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import is_plain_memory, version_of
 from relight.transfer.io.codec import local_part
+from relight.transfer.io.constants import is_constant_type
 from relight.transfer.io.strides import overlaps, with_strides
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})

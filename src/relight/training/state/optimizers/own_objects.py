@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.errors import UsageError
+from relight.transfer.io.constants import is_constant_type
 
 _CLASS, _SAME, _TORCH = "\x01class", "\x01same", "\x01torch"  # dict keys no user writes
 ATTRIBUTES = "attributes"
@@ -30,6 +31,7 @@ def is_own(value: Any) -> bool:
         and kind.__module__ != "builtins"
         and hasattr(value, "__dict__")
         and not isinstance(value, (nn.Module, Optimizer, type, torch.Tensor))
+        and not is_constant_type(kind)
     )
 
 
@@ -43,7 +45,9 @@ class ObjectWriter:
     def write(self, value: Any, path: str) -> Any:
         """Return the tree. Raises UsageError that names the path of an object whose class cannot be found by name."""
         if isinstance(value, dict):
-            return {key: self.write(one, f"{path}.{key}") for key, one in value.items()}
+            written = {key: self.write(one, f"{path}.{key}") for key, one in value.items()}
+            is_usual = type(value) is dict or any(written[key] is not one for key, one in value.items())
+            return written if is_usual else value  # a Counter stays one
         if type(value) in (list, tuple):
             return type(value)(self.write(one, f"{path}[{index}]") for index, one in enumerate(value))
         if isinstance(value, (torch.dtype, torch.device)):
@@ -70,7 +74,7 @@ class ObjectReader:
         if type(tree) in (list, tuple):
             mine = own if type(own) is type(tree) and len(own) == len(tree) else [None] * len(tree)
             return type(tree)(self.read(one, other) for one, other in zip(tree, mine, strict=True))
-        if not isinstance(tree, dict):
+        if type(tree) is not dict:
             return tree
         if _SAME in tree:
             return self._made[tree[_SAME]]

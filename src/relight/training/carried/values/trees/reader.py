@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from relight.training.carried.values.constants import callable_of, read_constant
 from relight.training.carried.values.homes import STEP, Homes, label_of
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.states import set_generator_state, set_stream_state
@@ -22,6 +21,7 @@ from relight.training.carried.values.values import STREAMS, attributes_of, base_
 from relight.training.torch_private.distributed.divided import describe_division, make_divided
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part
+from relight.transfer.io.constants import callable_of, read_constant
 from relight.transfer.io.strides import overlaps, with_strides
 
 _STREAMS = {kind.__name__: kind for kind in STREAMS}

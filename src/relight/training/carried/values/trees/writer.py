@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from relight.training.carried.code.refs import is_user_type
-from relight.training.carried.values.constants import name_of_callable, write_constant
 from relight.training.carried.values.homes import STEP, Homes, is_one_object, label_of, members_of
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.states import generator_state, stream_state
@@ -33,6 +32,7 @@ from relight.training.state.modules.references import NotNameable
 from relight.training.torch_private.distributed.divided import describe_division, is_on_mesh_of_any
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part
+from relight.transfer.io.constants import name_of_callable, write_constant
 
 _SEPARATOR = "\x1f"  # between the parts of a place
 _CONTAINERS = frozenset({"list", "deque", "set", "dict"})
@@ -193,7 +193,7 @@ class Writer:
 
 def _instead_of(value: Any) -> str:
     """A value that can be carried in place of one that cannot."""
-    return ", of which it could hold the state_dict() instead," if isinstance(value, nn.Module) else ""
+    return ", of which it could hold the state_dict() instead" if isinstance(value, nn.Module) else ""
 
 
 def write_down(value: Any) -> Any:
