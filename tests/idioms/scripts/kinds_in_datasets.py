@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 import relight
 from tests.idioms.digest import finish
-from tests.idioms.kinds import KINDS, chosen, word
+from tests.idioms.kinds import ITERATORS, OBJECTS, chosen, word
 
 
 class Scales(nn.Module):
@@ -73,7 +73,7 @@ class Collate:
 def main():
     job = relight.init()
     torch.manual_seed(3)
-    kinds = chosen()
+    kinds = chosen(leave_out=(*ITERATORS, *OBJECTS))
     net = Scales(kinds)
     model = DDP(net)
     optimizer = torch.optim.SGD(model.parameters(), 0.02)

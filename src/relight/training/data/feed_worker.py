@@ -17,6 +17,7 @@ from relight.training.data.held import reseed
 from relight.training.data.reach import ABSENT, Place, Reach
 from relight.training.data.rng import seed_everything
 from relight.training.state.digest import batch_digest
+from relight.training.state.value_images import copied, same_values
 from relight.training.torch_private.loaders import FetchMethods, fetch_methods, is_resumption, replace_fetch_methods
 
 
@@ -78,7 +79,7 @@ def _install() -> None:
             data = of_items(self, index)
         _Arrived.batches += 1
         if changed and _Arrived.batches & (_Arrived.batches - 1) == 0:
-            kept = {path: place.get() for path, place in changed.items()}
+            kept = {path: copied(place.get(), {}) for path, place in changed.items()}
             _set(changed, _Arrived.first or {})
             _seed(_Arrived.reach, stem)
             again = of_items(self, index)
@@ -99,9 +100,11 @@ def _install() -> None:
 def _changed_values(reach: Reach) -> dict[str, Place]:
     """Plain values that are not what they were when this process began: a new one would not have them."""
     if _Arrived.first is None:
-        _Arrived.first = {path: place.get() for path, place in reach.values.items()}
+        _Arrived.first = {path: copied(place.get(), {}) for path, place in reach.values.items()}
     first = _Arrived.first
-    return {path: place for path, place in reach.values.items() if place.get() != first.get(path, ABSENT)}
+    return {
+        path: place for path, place in reach.values.items() if not same_values(place.get(), first.get(path, ABSENT))
+    }
 
 
 def _set(places: dict[str, Place], values: dict[str, Any]) -> None:

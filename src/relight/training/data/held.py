@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import xxhash
 
-from relight.training.data.reach import ABSENT, GENERATORS, Generator, Reach, numpy
+from relight.training.data.reach import ABSENT, GENERATORS, Generator, Reach, is_small, numpy
+from relight.training.state.value_images import Objects, can_change, copied, same_values
 
 State = dict[str, Any]
 
@@ -20,8 +21,9 @@ class Held:
         self._roots = roots
         self._without = without
         self._reach = Reach(roots, without)
-        self._first = {path: place.get() for path, place in self._reach.values.items()}
+        self._first = {path: copied(place.get(), {}) for path, place in self._reach.values.items()}
         self._births = {path: state_of(generator) for path, generator in self._reach.generators.items()}
+        self._objects = Objects()
         self._late: set[str] = set()  # generators that were made since
 
     def look_again(self) -> None:
@@ -44,12 +46,19 @@ class Held:
 
     def capture(self) -> State:
         """As it is now, as a tree."""
-        reach, first = self._reach, self._first
-        found = {path: place.get() for path, place in reach.values.items()}
-        return {
-            "generators": {path: state_of(generator) for path, generator in reach.generators.items()},
-            "values": {path: value for path, value in found.items() if not _same(value, first[path])},
-        }
+        first = self._first
+        found = {path: place.get() for path, place in self._reach.values.items()}
+        changed = {path: value for path, value in found.items() if not same_values(value, first[path])}
+        values = {path: copied(value, {}) for path, value in changed.items() if is_small(value)}
+        gone = [path for path, value in changed.items() if value is ABSENT]
+        grown = [path for path in changed.keys() - values.keys() if path not in gone]  # caches: left as they are
+        objects = {path: self._objects.number(changed[path]) for path in values if can_change(changed[path])}
+        more = {"gone": gone, "grown": grown, "objects": objects and [self._objects.home, objects]}
+        return {"generators": self.generators(), "values": values, **{name: one for name, one in more.items() if one}}
+
+    def generators(self) -> State:
+        """The states of the generators as they are now."""
+        return {path: state_of(generator) for path, generator in self._reach.generators.items()}
 
     def put_back(self, state: State) -> None:
         """The inverse of `capture`, also in another process that has made the same objects."""
@@ -58,10 +67,19 @@ class Held:
             reach.generators.pop(path, None)
             if (place := reach.place(path)) is not None:
                 place.set(None if path in self._first else ABSENT)
-        for path, place in {**{path: reach.place(path) for path in values}, **reach.values}.items():
+        places = {**{path: reach.place(path) for path in values}, **reach.values}
+        for path in state.get("grown", ()):
+            places.pop(path, None)
+        values = {**values, **dict.fromkeys(state.get("gone", ()), ABSENT)}
+        as_they_were = self._objects.filled(values, *state.get("objects", ("", {})))
+        for path, place in places.items():
             value = values.get(path, self._first.get(path, ABSENT))
-            if place is not None and not _same(value, place.get()):
-                place.set(value)
+            if place is None:
+                continue
+            if path in as_they_were:
+                place.set(as_they_were[path])
+            elif not same_values(value, place.get()):
+                place.set(copied(value, {}))
         for path, kept in state["generators"].items():
             generator = reach.generators.get(path)
             if generator is None and (place := reach.place(path)) is not None:  # this process has not made it yet,
@@ -131,7 +149,3 @@ def _make(kept: tuple[str, Any]) -> Generator:
     if kind == "numpy":
         return numpy.random.Generator(getattr(numpy.random, state["bit_generator"])())
     return numpy.random.RandomState() if kind == "numpy legacy" else random.Random()
-
-
-def _same(left: Any, right: Any) -> bool:
-    return left is right or (type(left) is type(right) and (left == right or repr(left) == repr(right)))

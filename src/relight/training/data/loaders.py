@@ -103,7 +103,7 @@ class LoaderSource:
 
     def next(self) -> Any:
         index_held = self._parts()[0]
-        if self._left is not None and self._left != index_held.capture()["generators"]:
+        if self._left is not None and self._left != index_held.generators():
             raise UsageError(
                 "between two batches something else drew from a generator that the DataLoader or its sampler has "
                 "(generator=...), or iterated that DataLoader: a replacement could not repeat it. Give the DataLoader "
@@ -117,7 +117,7 @@ class LoaderSource:
         if not self._checked and self._batch == 1:
             self._check(batch)
         self._checked = True
-        self._left = index_held.capture()["generators"] if self._skips else None
+        self._left = index_held.generators() if self._skips else None
         return batch
 
     def hold(self) -> Any:

@@ -12,13 +12,16 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import torch
 
 from relight.training.script_files import is_script_module
 from relight.training.torch_private.loaders import LOADER_ITERATOR
+from relight.training.torch_private.tensors import is_plain_memory
+from relight.transfer.io.constants import is_constant_type
+from relight.transfer.io.typed import attributes_of
 
 try:
     import numpy
@@ -29,6 +32,9 @@ __all__ = ["ABSENT", "GENERATORS", "Generator", "Place", "Reach", "numpy"]
 
 _MOST_OBJECTS = 5_000
 _MOST_ELEMENTS = 64  # of a container that is entered: transforms, not a list of files
+_MOST_BYTES = 4096  # of a tensor that is compared with each batch
+_DEEPEST = 3  # containers, one inside another
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _ENTERED = ("argparse", "collections", "dataclasses", "functools", "types")  # of Python's own, objects of these
 _CLOSED = (
@@ -54,14 +60,31 @@ if numpy:
 ABSENT = object()  # instead of a value, where there is none
 
 
+def is_small(value: Any, depth: int = _DEEPEST) -> bool:
+    """Whether a value is plain, or a container or tensor that can be copied and compared with each batch."""
+    if isinstance(value, _PLAIN) or is_constant_type(type(value)):
+        return True
+    if isinstance(value, torch.Tensor):
+        return type(value) is torch.Tensor and is_plain_memory(value) and value.nbytes <= _MOST_BYTES
+    if numpy and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return not value.dtype.hasobject and value.nbytes <= _MOST_BYTES
+    if depth and is_dataclass(value) and not isinstance(value, type):
+        return all(is_small(one, depth - 1) for one in attributes_of(value).values())
+    if not depth or not isinstance(value, _CONTAINERS) or len(value) > _MOST_ELEMENTS:
+        return False
+    members: Iterable[Any] = (*value.keys(), *value.values()) if isinstance(value, dict) else value
+    return all(is_small(one, depth - 1) for one in members)
+
+
 @dataclass(frozen=True)
 class Place:
     """The place of a value: an item of a dict (attributes and globals are such), or the cell of a closure."""
 
     home: Any
-    name: str = ""
+    name: Any = ""
 
     def get(self) -> Any:
+        """Return the value itself. It may change in place: `copied` keeps what it is now."""
         if isinstance(self.home, types.CellType):
             return self.home.cell_contents
         return self.home.get(self.name, ABSENT)
@@ -83,12 +106,13 @@ class Reach:
         self.generators: dict[str, Generator] = {}
         self.values: dict[str, Place] = {}
         self._homes: dict[str, dict[str, Any]] = {}  # attributes of objects of the script's own classes
+        self._mixed: set[str] = set()  # dicts of which only some values can be copied
         self._seen = {id(generator) for generator in (*_GLOBAL, *without)}
         self._kept: list[Any] = []  # or the id of what is looked at might be given to another object
         queue = deque(roots.items())
         while queue and len(self._seen) < _MOST_OBJECTS:
             path, thing = queue.popleft()
-            if isinstance(thing, _PLAIN) or id(thing) in self._seen:
+            if isinstance(thing, _PLAIN) or is_constant_type(type(thing)) or id(thing) in self._seen:
                 continue
             self._seen.add(id(thing))
             self._kept.append(thing)
@@ -117,6 +141,9 @@ class Reach:
                 yield from ((f"{path}[{index}]", each) for index, each in enumerate(thing))
         elif isinstance(thing, dict):
             if len(thing) <= _MOST_ELEMENTS:
+                if path in self._mixed:
+                    small = [key for key, one in thing.items() if is_small(one)]
+                    self.values.update({f"{path}[{key!r}]": Place(thing, key) for key in small})
                 yield from ((f"{path}[{key!r}]", each) for key, each in thing.items())
         elif isinstance(thing, types.FunctionType):
             yield from self._of_function(path, thing)
@@ -137,8 +164,10 @@ class Reach:
             if is_own:
                 self._homes[path] = attributes
             for name, value in list(attributes.items()):
-                if is_own and isinstance(value, _PLAIN) and not _is_told(thing, name):
+                if is_own and is_small(value) and not _is_told(thing, name):
                     self.values[f"{path}.{name}"] = Place(attributes, name)
+                elif is_own and isinstance(value, dict):
+                    self._mixed.add(f"{path}.{name}")
                 yield f"{path}.{name}", value
         for kind in type(thing).__mro__:
             if not is_script_module(kind.__module__ or ""):
@@ -155,14 +184,18 @@ class Reach:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            if isinstance(value, _PLAIN) and name in written_here:
+            if is_small(value) and (name in written_here or isinstance(value, _CONTAINERS)):
                 self.values[f"{path}.{name}"] = Place(cell)
             yield f"{path}.{name}", value
         yield f"{path}.defaults", function.__defaults__
         yield f"{path}.defaults", function.__kwdefaults__
         module = function.__module__
         for name in written:
-            if isinstance(function.__globals__.get(name), _PLAIN):
+            if is_small(function.__globals__.get(name)):
+                self.values[f"{module}.{name}"] = Place(function.__globals__, name)
+        for name in read:
+            value = function.__globals__.get(name)
+            if isinstance(value, _CONTAINERS) and is_small(value):
                 self.values[f"{module}.{name}"] = Place(function.__globals__, name)
         for name in read:
             if name in function.__globals__:

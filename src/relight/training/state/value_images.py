@@ -1,12 +1,15 @@
-"""Copies of the values that optimizers keep in their state and in their groups: tensors, containers, objects."""
+"""Copies of the values that optimizers and datasets keep: tensors, containers, objects."""
 
 import copy
 import dataclasses
+import uuid
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from relight.training.state.modules.averages import same_bits
 from relight.training.state.optimizers.own_objects import is_own
 from relight.transfer.io.typed import attributes_of
 
@@ -104,6 +107,73 @@ class Restorer:
                 for name, value in values.items():
                     object.__setattr__(live, name, self.restored(mine.get(name), value))
         return self._done[id(before)]
+
+
+def same_values(left: Any, right: Any) -> bool:
+    """Whether two values hold the same, bit by bit; of other objects than tensors and containers, whether they are one.
+
+    A NaN is the same as another one, and 0.0 is not -0.0.
+    """
+    if left is right:
+        return True
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        return left.shape == right.shape and left.dtype == right.dtype and same_bits(left, right)
+    if _is_array(left):
+        return bool(left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes())
+    if dataclasses.is_dataclass(left):
+        return same_values(attributes_of(left), attributes_of(right))
+    if isinstance(left, dict):
+        return same_values(list(left.items()), list(right.items()))
+    if isinstance(left, (list, tuple, deque)):
+        return len(left) == len(right) and all(map(same_values, left, right))
+    return bool(left == right if not isinstance(left, (float, complex)) else repr(left) == repr(right))
+
+
+def can_change(value: Any) -> bool:
+    """Whether a value that can be copied may change in place."""
+    if isinstance(value, (torch.Tensor, list, dict, set, bytearray, deque)) or _is_array(value):
+        return True
+    if isinstance(value, tuple):
+        return any(map(can_change, value))
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+class Objects:
+    """Numbers the objects of which copies are kept, so that they themselves take on again what they held."""
+
+    _MOST = 1024
+
+    def __init__(self) -> None:
+        self.home = uuid.uuid4().hex  # numbers of other processes mean nothing here
+        self._numbers: dict[int, int] = {}  # by `id`
+        self._alive: dict[int, Any] = {}
+        self._count = 0
+
+    def number(self, value: Any) -> int:
+        """Return the number of an object, which is kept alive for a while."""
+        number = self._numbers.get(id(value), -1)
+        if self._alive.get(number) is value:
+            return number
+        self._count += 1
+        self._numbers[id(value)], self._alive[self._count] = self._count, value
+        if len(self._alive) > self._MOST:
+            oldest = next(iter(self._alive))
+            self._numbers.pop(id(self._alive.pop(oldest)), None)
+        return self._count
+
+    def filled(self, values: Mapping[str, Any], home: str, numbers: Mapping[str, int]) -> dict[str, Any]:
+        """Return the objects that had these numbers, with the values that were copied; in another process, new ones.
+
+        Places that had one object get one object again.
+        """
+        found: dict[int, Any] = {}
+        for path, number in numbers.items():
+            if number not in found:
+                live = self._alive.get(number) if home == self.home else None
+                found[number] = Restorer().restored(live, copied(values[path], {}))
+        return {path: found[number] for path, number in numbers.items()}
 
 
 def _sequence(kind: Any, members: list[Any]) -> Any:
