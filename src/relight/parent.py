@@ -39,11 +39,12 @@ def is_dying(parent: int) -> bool:
 
 
 def tidy_up_for(parent: int, private_dir: Path) -> None:
-    """Remove the job's private directory if `parent`, which would have done it, is gone.
+    """Remove the job's private directory if `parent`, which would have done it, is gone or all but gone.
 
-    Controller and agent both do so at their end, so that the last of them leaves nothing.
+    Controller and agent both do so at their end, so that the last of them leaves nothing. They may end before the last
+    thread of a killed parent has.
     """
-    if not is_orphan(parent):
+    if not is_dying(parent):
         return
     for _ in range(_ATTEMPTS):
         remove_private_dir(private_dir)

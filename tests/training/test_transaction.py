@@ -536,6 +536,7 @@ def test_a_buffer_that_is_written_through_data_late_becomes_private(run: Any, as
     def late(script: Script) -> None:
         if script.number >= 5:
             mean = script.net.norm.running_mean
+            assert mean is not None
             if assigned:
                 mean.data = mean.data * 0.9 + 1
             else:

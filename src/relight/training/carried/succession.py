@@ -164,7 +164,7 @@ class Keeper:
 
 
 def _is_class_at_home(one: Kept, value: Any) -> bool:
-    """Whether it is a class of the script's, where it was defined: its attributes alone can change."""
+    """Return whether it is a class of the script's, where it was defined: its attributes alone can change."""
     if not isinstance(value, type) or not is_user_type(value):
         return False
     home = name_of_callable(value)

@@ -61,7 +61,7 @@ ABSENT = object()  # instead of a value, where there is none
 
 
 def is_small(value: Any, depth: int = _DEEPEST) -> bool:
-    """Whether a value is plain, or a container or tensor that can be copied and compared with each batch."""
+    """Return whether a value is plain, or a container or tensor that can be copied and compared with each batch."""
     if isinstance(value, _PLAIN) or is_constant_type(type(value)):
         return True
     if isinstance(value, torch.Tensor):

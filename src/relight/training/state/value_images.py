@@ -110,7 +110,7 @@ class Restorer:
 
 
 def same_values(left: Any, right: Any) -> bool:
-    """Whether two values hold the same, bit by bit; of other objects than tensors and containers, whether they are one.
+    """Return whether two values hold the same, bit by bit; objects other than tensors and containers, whether they are one.
 
     A NaN is the same as another one, and 0.0 is not -0.0.
     """
@@ -132,7 +132,7 @@ def same_values(left: Any, right: Any) -> bool:
 
 
 def can_change(value: Any) -> bool:
-    """Whether a value that can be copied may change in place."""
+    """Return whether a value that can be copied may change in place."""
     if isinstance(value, (torch.Tensor, list, dict, set, bytearray, deque)) or _is_array(value):
         return True
     if isinstance(value, tuple):
@@ -184,5 +184,5 @@ def _sequence(kind: Any, members: list[Any]) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether it is an array of NumPy, without which torch may run."""
+    """Return whether it is an array of NumPy, without which torch may run."""
     return type(value).__module__.partition(".")[0] == "numpy" and hasattr(type(value), "__setitem__")
