@@ -110,7 +110,7 @@ class Restorer:
 
 
 def same_values(left: Any, right: Any) -> bool:
-    """Return whether two values hold the same, bit by bit; objects other than tensors and containers, whether they are one.
+    """Return whether two values hold the same, bit by bit; or, unless tensors or containers, are the same object.
 
     A NaN is the same as another one, and 0.0 is not -0.0.
     """
