@@ -19,6 +19,14 @@ def end_with_parent(parent: int) -> None:
         raise SystemExit("relight: the process that started this one is gone")
 
 
+def outlive_parent() -> None:
+    """Ask the kernel for no signal any more, so that the end of this process is not cut off.
+
+    A parent with threads is told of more than once: its children become another thread's when one of its threads ends.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, 0)
+
+
 def is_orphan(parent: int) -> bool:
     """Return whether the process `parent`, which started this one, is gone. 0: there is none to watch."""
     return parent != 0 and os.getppid() != parent

@@ -14,7 +14,7 @@ import msgspec
 from relight.agent.agent import Agent
 from relight.agent.processes.process import WORKER_COMMAND, Launch
 from relight.errors import ProtocolError, UsageError
-from relight.parent import end_with_parent, tidy_up_for
+from relight.parent import end_with_parent, outlive_parent, tidy_up_for
 from relight.wire.connection.address import read_address
 from relight.wire.connection.handshake import NAME, read_token
 from relight.wire.connection.tls import Tls
@@ -109,7 +109,10 @@ async def _run(options: argparse.Namespace, command: tuple[str, ...]) -> int:
             else options.controller[0]
         ),
     )
-    return await agent.run(told_to_end)
+    try:
+        return await agent.run(told_to_end)
+    finally:
+        outlive_parent()  # while SIGTERM is still handled
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from relight.cluster.lease import LeaseError, LeaseKeeper
 from relight.errors import ProtocolError
-from relight.parent import end_with_parent, is_dying, tidy_up_for
+from relight.parent import end_with_parent, is_dying, outlive_parent, tidy_up_for
 from relight.server.network.listener import Listener
 from relight.server.network.observers import Observers
 from relight.server.records.journal import Journal, JournalInUse
@@ -103,7 +103,10 @@ async def _serve_job(settings: JobSettings, arguments: argparse.Namespace, lease
         with contextlib.suppress(OSError):  # hosts that know the address already do not need it
             announce(Path(settings.run_dir), settings.controller_address, port)
     announce(private_dir, host, port)
-    return await server.run(listener)
+    try:
+        return await server.run(listener)
+    finally:
+        outlive_parent()  # while SIGTERM is still handled
 
 
 def _give_way(why: str = "another controller has taken over this job") -> None:

@@ -41,8 +41,8 @@ class Items(Dataset):
 
 
 class Order(Sampler):
-    def __init__(self, kinds, rank):
-        self.kinds, self.rank = kinds, rank
+    def __init__(self, kinds):
+        self.kinds = kinds
         self.held = {name: kind.start() for name, kind in kinds.items()}
 
     def __len__(self):
@@ -53,7 +53,7 @@ class Order(Sampler):
             shift = 0
             for name, kind in self.kinds.items():
                 shift += int(kind.number(self.held[name]) * 100)
-                self.held[name] = kind.update(self.held[name], (number + self.rank) % 5 - 2)
+                self.held[name] = kind.update(self.held[name], number % 5 - 2)
             yield (number + shift) % 32
 
 
@@ -77,7 +77,7 @@ def main():
     net = Scales(kinds)
     model = DDP(net)
     optimizer = torch.optim.SGD(model.parameters(), 0.02)
-    loader = DataLoader(Items(kinds), 4, sampler=Order(kinds, job.rank), collate_fn=Collate(kinds))
+    loader = DataLoader(Items(kinds), 4, sampler=Order(kinds), collate_fn=Collate(kinds))
     training = relight.Training(model=model, optimizer=optimizer, data=loader)
     for step in training.steps(until=12):
         with step as (x, factors):
