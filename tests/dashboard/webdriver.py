@@ -22,15 +22,32 @@ def is_there() -> bool:
     return shutil.which("chromium") is not None and shutil.which("chromedriver") is not None
 
 
+def _start_driver() -> tuple["subprocess.Popen[str]", int]:
+    """Start chromedriver; return it and its port.
+
+    It takes a free port of IPv4 and ends if the same port of IPv6 is taken: then another one is started.
+    """
+    while True:
+        driver = subprocess.Popen(
+            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert driver.stdout is not None
+        said = []
+        for line in driver.stdout:
+            if "started successfully on port" in line:
+                return driver, int(line.rsplit("port", 1)[1].strip(" .\n"))
+            said.append(line)
+        driver.wait()
+        assert "port not available" in "".join(said), f"chromedriver did not start: {''.join(said)}"
+
+
 class Browser:
     """One headless window with a profile of its own."""
 
     def __init__(self, *, dark: bool = False, width: int = 1440, height: int = 900) -> None:
-        self._driver = subprocess.Popen(
-            ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        self._driver, port = _start_driver()
         try:
-            self._url = f"http://127.0.0.1:{self._find_port()}"
+            self._url = f"http://127.0.0.1:{port}"
             arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", f"--window-size={width},{height}"]
             arguments += ["--blink-settings=preferredColorScheme=0"] if dark else []
             options = {"args": arguments, "binary": shutil.which("chromium")}
@@ -41,13 +58,6 @@ class Browser:
             self._driver.kill()
             self._driver.wait()
             raise
-
-    def _find_port(self) -> int:
-        assert self._driver.stdout is not None
-        for line in self._driver.stdout:
-            if "started successfully on port" in line:
-                return int(line.rsplit("port", 1)[1].strip(" .\n"))
-        raise AssertionError("chromedriver did not start")
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         request = urllib.request.Request(
