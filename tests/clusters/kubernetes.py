@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -56,6 +56,8 @@ class Kubernetes(Cluster):
         self.api = ApiServer(self._network.namespaces[api], self._network.addresses[api], directory / "api")
         self.jobs: list[Job] = []
         self.lost: set[str] = set()  # nodes without a kubelet
+        self.full: set[str] = set()  # nodes on which no other pod is put
+        self._variables: Mapping[int, Mapping[str, str]] = {}
         self.restarts = 0
         self._failure = ""
         self._hosts = directory / "hosts"
@@ -79,8 +81,9 @@ class Kubernetes(Cluster):
         self.api.__exit__(*arguments)
 
     # --- the job ----------------------------------------------------------------------------------------------------
-    def start(self, *more: str) -> None:
-        """Print the manifest with `relight submit k8s`, and hand it to the API server."""
+    def start(self, *more: str, variables: Mapping[int, Mapping[str, str]] = {}) -> None:
+        """Print the manifest with `relight submit k8s`, and hand it to the API server. `variables`: of single nodes."""
+        self._variables = variables
         self.manifest = self._submit(more)
         self.api.create(self.manifest)
         (self.job_set,) = self.api.emulator.all("JobSet")
@@ -123,6 +126,10 @@ class Kubernetes(Cluster):
         node = self.node_of(number)
         self.lost.add(node)
         self.lose(self._names.index(node))
+
+    def offer_no_device(self, number: int) -> None:
+        """Put no other pod on the node of this one: what follows when a device plugin takes a device out of service."""
+        self.full.add(self.node_of(number))
 
     def forget_node(self, node: str) -> None:
         """`kubectl delete node`, as the controller of a cloud does once the machine is gone."""
@@ -186,7 +193,7 @@ class Kubernetes(Cluster):
 
     def _schedule(self, job: Job, nodes: Sequence[str]) -> None:
         taken = {self._pod(other)["spec"].get("nodeName") for other in self.jobs if other.pod and not other.done}
-        free = [node for node in nodes if node not in taken | self.lost]
+        free = [node for node in nodes if node not in taken | self.lost | self.full]
         if not free:
             return
         address = self._network.addresses[free[0]]
@@ -212,6 +219,7 @@ class Kubernetes(Cluster):
             "KUBERNETES_SERVICE_PORT": "6443",
             _MARK: self._mark,
             **variables,
+            **self._variables.get(self._names.index(node), {}),
         }
         inside = ("ip", "netns", "exec", self._network.namespaces[node], "unshare", "--mount", "--uts", "sh", "-c")
         host = f'echo "{pod["metadata"]["name"]}" > /proc/sys/kernel/hostname && {_FILES}'

@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 from benchmarks.namespaces import missing
+from relight.launch.submit.jobset import FAULT_STATUS
 from relight.server.records.journal import read_journal
+from tests.device.driver import Driver, why_not
 from tests.survival.harness import Bench, Outcome, Training
 from tests.survival.judge import check_survived
 
@@ -115,6 +117,26 @@ def test_a_lost_node_is_replaced(cluster: "Kubernetes", reference: Outcome, numb
     outcome = finish(cluster, reference)
     assert [(f.rank, f.kind) for f in outcome.report.failures] == [(number, "host lost")], outcome.describe()
     assert outcome.report.controller_restarts == int(number == 0)
+    assert cluster.jobs[number].made == 2
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_gpu_that_reports_a_fault_has_another_pod_made_elsewhere(tmp_path: Path, reference: Outcome) -> None:
+    driver = Driver(tmp_path / "driver", devices=1)
+    with Kubernetes(tmp_path, TRAINING, nodes=2, spares=1, idle=1) as cluster:
+        variables = {1: {**driver.variables, "CUDA_VISIBLE_DEVICES": "0"}}
+        cluster.start("--preload", "torch", variables=variables)
+        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
+        cluster.wait_until(lambda: '"StandbyReady"' in cluster.journal(), "the standby is warm")
+        (number,) = [job.number for job in cluster.jobs if cluster.node_of(job.number) == "h1"]
+        begun, before = time.monotonic(), joined(cluster)
+        cluster.offer_no_device(number)
+        driver.say("xid 0 95")
+        timed(cluster, "fault: the pod has ended", lambda: cluster.jobs[number].ends == [FAULT_STATUS], begun)
+        timed(cluster, "fault: a new pod has joined", lambda: joined(cluster) > before, begun)
+        outcome = finish(cluster, reference)
+    check_in_order(outcome, number)
+    assert any("reported a fault" in text and "XID 95" in text for text in outcome.report.notices), outcome.describe()
     assert cluster.jobs[number].made == 2
 
 

@@ -28,6 +28,8 @@ def library(**answers: Any) -> Any:
     made |= {f"nvmlDeviceGet{name}": lambda *_, value=value: value for name, value in answers.items()}
     return SimpleNamespace(
         nvmlInit=lambda: None,
+        nvmlEventSetCreate=refuse,
+        NVML_ERROR_GPU_IS_LOST=15,
         nvmlDeviceGetCount=lambda: 1,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetHandleByUUID=lambda name: name,

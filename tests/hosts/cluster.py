@@ -39,6 +39,7 @@ from tests.survival.harness import (
 )
 
 PORT = 29400
+REACH_SECONDS = 2  # then a host is given up
 _MARK = "RELIGHT_TEST_JOB"
 _OWN_FILES = 'mount -t tmpfs none "$TMPDIR" && exec "$@"'
 
@@ -91,11 +92,12 @@ class Cluster:
         return f"{self._network.addresses[self._names[0]]}:{PORT}"
 
     # --- the job ----------------------------------------------------------------------------------------------------
-    def start(self, *more: str) -> None:
-        """`relight run` on every host that shares the ranks, as a user would start it."""
+    def start(self, *more: str, variables: Mapping[int, Mapping[str, str]] = {}) -> None:
+        """`relight run` on every host that shares the ranks, as a user would start it. `variables`: of single hosts."""
         for number in range(self._nodes):
             where = ("--nnodes", str(self._nodes), "--node-rank", str(number), "--rdzv-endpoint", self.endpoint)
-            self._start_on(number, *where, "--standby", str(self._standbys), *more)
+            flags = (*where, "--standby", str(self._standbys), *more)
+            self._start_on(number, *flags, variables=variables.get(number, {}))
 
     def start_by_variables(self, number: int, variables: Mapping[str, str]) -> None:
         """Run the line that is the same on every node of a cluster: all that differs is in the environment."""
@@ -109,10 +111,10 @@ class Cluster:
     def _start_on(self, number: int, *flags: str, variables: Mapping[str, str] = {}) -> None:
         self.run_on(
             number,
-            *("run", "--nproc-per-node", str(self.training.ranks // self._nodes), *flags),
+            *("run", "--nproc-per-node", str(self.training.ranks // self._nodes)),
             *("--run-dir", str(self.run_dir), "--token-file", str(self._token), "--oversubscribe"),
             *("--hang-timeout-seconds", "20", "--outside-hang-timeout-seconds", "60"),
-            *("--agent-timeout-seconds", "2"),
+            *("--agent-timeout-seconds", str(REACH_SECONDS), *flags),
             *PRELOADED,
             *self._certificates[self._names[number]],
             *(str(PROGRAMS / self.training.program), "--steps", str(self.training.steps)),

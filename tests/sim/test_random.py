@@ -94,6 +94,14 @@ def test_faults_during_recoveries() -> None:
     run_block(2_000_000, 2 * BLOCK, points=("BARRIER", *RECOVERY_POINTS), faults=4)
 
 
+def test_a_loss_that_ends_the_job_after_it_has_started_a_standby() -> None:
+    """On an ordered host, whose order was cancelled before the standby was started there."""
+    job = run(random_schedule(52_002_696, hosts=True, supply=True), "seed 52002696, with hosts and supply")
+    (*_, last) = job.journal
+    kinds = [type(command).__name__ for command in last.commands]
+    assert kinds[-3:] == ["Spawn", "CancelHost", "EndJob"], kinds
+
+
 def test_several_hosts() -> None:
     """Lost, cut off in one direction or in both, back again, late. And it must come to that, or it proves nothing."""
     seen: Counter[str] = Counter()

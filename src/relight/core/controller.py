@@ -13,7 +13,6 @@ and carries out the commands in order. It journals each event and command first,
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import assert_never
 
 from relight.core.account.job_stats import JobStats
 from relight.core.account.report import JobReport
@@ -123,6 +122,8 @@ class Controller:
                 return self.agents.on_lost(event, now)
             case ev.HostDraining():
                 return self.agents.on_draining(event, now)
+            case ev.HostFaulty():
+                return self.agents.on_faulty(event, now)
             case ev.HostOrdered() | ev.HostRefused() | ev.HostCancelled():
                 return self.supplying.on_answer(event, now)
             case ev.ProcessStarted():
@@ -171,8 +172,6 @@ class Controller:
                 return self.job.on_doubt(event)
             case ev.FaultStruck():
                 return self.job.on_fault_struck(event)
-            case _:
-                assert_never(event)
 
     def _on_deadline(self, now: float) -> list[Command]:
         """The handler of each stage's deadline."""
@@ -228,13 +227,15 @@ class Controller:
     def _given(self, commands: list[Command], now: float) -> tuple[Command, ...]:
         """Keep the newest order to all: it holds until the next one. Add what is to be done about the supply of hosts.
 
-        At the end of the job, orders for hosts are cancelled first.
+        At the end of the job, orders for hosts are cancelled right before it: not earlier, since until then processes
+        may be started on their hosts.
         """
         for command in commands:
             if isinstance(command, StandingOrder):
                 self.repeating.standing_order = command
         supply = self.supplying.advance(now)
-        return (*supply, *commands) if self.job.stage is Stage.ENDED else (*commands, *supply)
+        end = next((n for n, command in enumerate(commands) if isinstance(command, EndJob)), len(commands))
+        return (*commands[:end], *supply, *commands[end:])
 
     # --- for the shell and for people ---------------------------------------------------------------------------
     @property

@@ -1,14 +1,17 @@
-"""The health of this host's GPUs, for people, through NVIDIA's management library: `pip install relight[gpu]`.
+"""The health of this host's GPUs, through NVIDIA's management library: `pip install relight[gpu]`.
 
 Without the library or without a GPU there is nothing to tell, and nothing is said about that either. What a device or
 a container does not tell is left out.
 """
 
+import collections
 import contextlib
 import importlib
+import time
 from collections.abc import Callable
 from typing import Any
 
+from relight.device.faults import LOST, memory_faults, xid_fault
 from relight.device.visible import restricted_to
 from relight.wire.status import Gpu
 
@@ -22,6 +25,12 @@ class Gpus:
     def __init__(self, nvml: Any, handles: list[Any]) -> None:
         self._nvml = nvml
         self._handles = handles
+        # The second one: the driver is older than the library, and lacks this question.
+        self._refusals = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
+        self._errors: dict[int, int] = {}  # uncorrected ones of each device, as it told last
+        self._lost: set[int] = set()
+        self._faults: collections.deque[str] = collections.deque()  # found, and not told yet
+        self._numbers, self._events = self._register()
         self._slowdowns = sum(int(getattr(nvml, f"nvmlClocksThrottleReason{name}", 0)) for name in _SLOWDOWNS)
 
     @classmethod
@@ -40,11 +49,52 @@ class Gpus:
 
     def sample(self) -> tuple[Gpu, ...]:
         """Return the state of each device. May take some milliseconds, and longer with a device in trouble."""
-        return tuple(self._sample(index, handle) for index, handle in enumerate(self._handles))
+        gpus = tuple(self._sample(index, handle) for index, handle in enumerate(self._handles))
+        self._faults.extend(memory_faults(self._errors, gpus))
+        self._errors |= {gpu.index: gpu.uncorrected_errors for gpu in gpus if gpu.uncorrected_errors is not None}
+        return gpus
+
+    def next_fault(self, seconds: float) -> str:
+        """Return the next fault that the last sample has found, or that the driver reports within this time, or ""."""
+        deadline = time.monotonic() + seconds
+        while not self._faults and (left := deadline - time.monotonic()) > 0:
+            self._faults.extend(filter(None, [self._await_event(left)]))
+        return self._faults.popleft() if self._faults else ""
+
+    def _register(self) -> tuple[dict[Any, int], Any]:
+        """Have the driver keep the errors of these devices for `_await_event`.
+
+        Returns their numbers by their unique names, and the set of events; None: it keeps none.
+        """
+        nvml, numbers = self._nvml, dict[Any, int]()
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return {}, None
+        for number, handle in enumerate(self._handles):
+            with contextlib.suppress(nvml.NVMLError):  # a part of a device (MIG) reports none
+                numbers[nvml.nvmlDeviceGetUUID(handle)] = number
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+        return numbers, events
+
+    def _await_event(self, seconds: float) -> str:
+        nvml = self._nvml
+        if self._events is None:
+            time.sleep(seconds)
+            return ""
+        begun = time.monotonic()
+        try:
+            event = nvml.nvmlEventSetWait_v2(self._events, max(1, int(1000 * seconds)))
+            number = self._numbers.get(nvml.nvmlDeviceGetUUID(event.device))
+        except nvml.NVMLError:  # the time is over, or the driver is in trouble: then it answers at once
+            time.sleep(max(0.0, min(1.0, seconds - (time.monotonic() - begun))))
+            return ""
+        return "" if number is None else xid_fault(number, int(event.eventData))
 
     def _sample(self, index: int, handle: Any) -> Gpu:
         nvml = self._nvml
         name = self._ask(nvml.nvmlDeviceGetName, handle)
+        self._note_if_lost(index, handle)
         busy = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
@@ -67,10 +117,20 @@ class Gpus:
             pids=tuple(int(process.pid) for process in processes or ()),
         )
 
+    def _note_if_lost(self, index: int, handle: Any) -> None:
+        """Find a fault, once, if the driver has this device no more."""
+        nvml = self._nvml
+        try:
+            nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError as error:
+            if getattr(error, "value", None) == nvml.NVML_ERROR_GPU_IS_LOST and index not in self._lost:
+                self._lost.add(index)
+                self._faults.append(f"GPU {index}: {LOST}")
+
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return question(*arguments)
-        except self._nvml.NVMLError:  # this device does not tell
+        except self._refusals:  # this device does not tell
             return None
 
 

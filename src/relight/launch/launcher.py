@@ -242,7 +242,8 @@ class Launcher:
         if self._observer.ended is not None and not self._observer.ended.error:
             return 0
         if self._name in self._observer.released and not self._progress.at_once.is_set():
-            return 0  # the job goes on elsewhere
+            # the job goes on elsewhere
+            return self._settings.fault_status if self._name in self._observer.faulty else 0
         if self._progress.signal:
             return 128 + self._progress.signal
         controller = self._controller.child

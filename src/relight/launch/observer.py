@@ -36,6 +36,7 @@ class Observer:
         self._decode = make_decoder(msg.ObserverDown)
         self.ended: msg.JobEnded | None = None
         self.released: set[str] = set()  # hosts that were given back: they were drained
+        self.faulty: set[str] = set()  # of these, the ones whose hardware has reported a fault
         self.winding_down = False  # a last step is being taken, or a checkpoint written
         self.silent_looks = 0  # since the last update; counted by ControllerChild
 
@@ -107,5 +108,6 @@ class Observer:
             case msg.DrainAnswer():
                 if not update.refused:
                     self.released.add(update.host)
+                    self.faulty |= {update.host} if update.faulty else set()
             case msg.JobEnded():
                 self.ended = update

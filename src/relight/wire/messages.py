@@ -266,6 +266,7 @@ class DrainAnswer(_Message, frozen=True, kw_only=True):
     host: str
     why: str
     refused: bool
+    faulty: bool = False  # it was given back since its hardware has reported a fault
 
 
 class StopAgent(_Message, frozen=True, kw_only=True):
@@ -279,6 +280,7 @@ AgentUp = (
     | ev.ProcessStarted
     | ev.ProcessDying
     | ev.ProcessExited
+    | ev.HostFaulty
     | FromWorker
     | FromWorkers
     | PrivateState

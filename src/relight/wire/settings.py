@@ -110,6 +110,16 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
             "`relight controller` on another host then",
         ),
     ] = False
+    fault_status: Annotated[
+        int,
+        Option(
+            SUPPLY,
+            "exit status on a host that is left since its hardware has reported a fault, such as a GPU that is lost; "
+            "a cluster that starts such hosts again, and elsewhere, wants one above 0",
+            metavar="STATUS",
+            least=0,
+        ),
+    ] = 0
 
     @property
     def has_successors(self) -> bool:
@@ -224,7 +234,7 @@ class JobSettings(ClusterSettings, frozen=True, kw_only=True):
     ] = 1.0
     agent_timeout_seconds: Annotated[
         float,
-        _seconds(DETECTION, "give up a host, with all its processes, if its agent was out of reach for this long"),
+        _seconds(DETECTION, "give up a host, with all its processes, after silence for this long"),
     ] = 15.0
     controller_timeout_seconds: Annotated[
         float, _seconds(DETECTION, "continue without a controller for this long; then end the job")

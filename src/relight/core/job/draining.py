@@ -41,6 +41,9 @@ class Draining:
 
     def begin(self, agent: str, reason: str, now: float) -> list[Command]:
         """Leave a host: its standbys end at once, its ranks once there is a warm standby elsewhere for each."""
+        return self._mark(agent, reason) + self.advance(now)
+
+    def _mark(self, agent: str, reason: str) -> list[Command]:
         job = self._job
         job.hosts.draining[agent] = reason
         out: list[Command] = [Notice(why=f"{agent} is drained: {reason}", level="info")]
@@ -48,14 +51,22 @@ class Draining:
             if standby.agent == agent:
                 job.members.fail(standby)
                 out.append(Kill(process=standby.name, why=f"its host is drained: {reason}"))
-        return out + self.advance(now)
+        return out
+
+    def _leave_faulty(self) -> list[Command]:
+        """Begin to leave the hosts whose hardware has reported a fault, if others have room for their ranks."""
+        hosts, out = self._job.hosts, list[Command]()
+        for agent, reason in sorted(hosts.faulty.items()):
+            if agent not in hosts.draining and not self.why_not(agent):
+                out += self._mark(agent, reason)
+        return out
 
     def advance(self, now: float) -> list[Command]:
         """Do what can be done now: start standbys, order the pause, or give back hosts without ranks."""
         job = self._job
-        if not job.hosts.draining or job.stage is not Stage.TRAINING:
+        if not (job.hosts.draining or job.hosts.faulty) or job.stage is not Stage.TRAINING:
             return []
-        out = self._give_back()
+        out = self._leave_faulty() + self._give_back()
         ranks = len(job.leaving)
         if not ranks:
             return out
@@ -78,8 +89,9 @@ class Draining:
         held = self._occupied()
         for agent, reason in sorted(job.hosts.draining.items()):
             if agent not in held:
+                faulty = agent in job.hosts.faulty
                 job.hosts.release(agent)
-                out.append(ReleaseHost(agent=agent, why=f"all of its ranks have moved: {reason}"))
+                out.append(ReleaseHost(agent=agent, why=f"all of its ranks have moved: {reason}", faulty=faulty))
                 out.append(Notice(why=f"{agent} is given back: {reason}", level="info"))
         return out
 

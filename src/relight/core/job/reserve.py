@@ -39,7 +39,9 @@ class Reserve:
             return []
         out: list[Command] = [self.spawn(None, self._place(), now, why="a standby in reserve") for _ in range(missing)]
         for crowded in moves[: self._inviting_slots()]:
-            why = f"a standby in reserve, instead of {crowded.name}, which shares a slot on {crowded.agent}"
+            fault = job.hosts.why_avoided(crowded.agent)
+            where = f"is on {crowded.agent}, which {fault}" if fault else f"shares a slot on {crowded.agent}"
+            why = f"a standby in reserve, instead of {crowded.name}, which {where}"
             out.append(self.spawn(None, self._place(), now, why=why))
             next(reversed(job.members.processes.values())).instead_of = crowded.name
         return out
@@ -51,8 +53,8 @@ class Reserve:
         return [standby for standby in standbys if standby.instead_of not in names]
 
     def _crowded(self) -> list[Process]:
-        """The standbys that share a slot, and are to move as soon as there is room. It costs a look at all processes,
-        so it is done only if there may be room."""
+        """The standbys that are to move to another host as soon as there is room. It costs a look at all processes, so
+        it is done only if there may be room."""
         job = self._job
         if len(job.hosts) == 1 or not self._inviting_slots():
             return []
@@ -125,17 +127,19 @@ class Reserve:
     def _pair(self, standbys: list[Process], vacant: list[int]) -> list[tuple[Process, int]]:
         """Choose the standby of each rank: one on the lost holder's host if possible, since private state lies there.
 
-        Not if the holder was asked to leave because it was slow: that may be its host's fault.
+        Not if the holder was asked to leave because it was slow: that may be its host's fault. Nor if that host is to
+        be avoided; standbys on such hosts come last.
         """
-        members = self._job.members
+        members, is_unreliable = self._job.members, self._job.hosts.is_unreliable
         pairs: list[tuple[Process, int]] = []
-        free, ranks = list(standbys), list(vacant)
+        free, ranks = sorted(standbys, key=lambda standby: is_unreliable(standby.agent)), list(vacant)
         for rank in vacant:
             before = members.predecessors.get(rank, ())
             last = members.processes[before[-1]] if before else None
             if last is None:
                 continue
-            near = next((standby for standby in free if (standby.agent == last.agent) != bool(last.leaving)), None)
+            apart = bool(last.leaving) or is_unreliable(last.agent)
+            near = next((standby for standby in free if (standby.agent == last.agent) != apart), None)
             if near is not None:
                 pairs.append((near, rank))
                 free.remove(near)

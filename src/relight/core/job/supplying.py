@@ -35,7 +35,7 @@ class Supplying:
     @property
     def _staying(self) -> int:
         """The number of hosts that are here and not to be left."""
-        return len(self._job.hosts) - len(self._job.hosts.draining)
+        return self._job.hosts.staying
 
     @property
     def _wanted(self) -> int:
@@ -202,8 +202,11 @@ class Supplying:
         if self._retry_at is not None:
             wait = max(0.0, self._retry_at - now)
             said.append(f"no host came of the last order: {self._last_reason}; the next one in {wait:.0f} s")
-        if failed := job.hosts.failed_machines:
+        if failed := job.hosts.lost_machines:
             said.append(f"lost twice, so used only where no other has room: {', '.join(failed)}")
+        if faults := job.hosts.faults:
+            named = ", ".join(f"{machine} ({fault})" for machine, fault in faults)
+            said.append(f"with a fault, so used only where no other has room: {named}")
         return "; ".join(said)
 
     # --- time ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from relight.core.membership.members import Process
 from relight.core.membership.recent import Recent
 
 MAX_LOSSES = 2  # of one host: then it is used only where no other one has room
+MAX_FAULTS = 256  # machines whose faults are known
 
 
 class Hosts:
@@ -18,7 +19,9 @@ class Hosts:
         self._machines: dict[str, str] = {}
         self._spares: set[str] = set()
         self._losses: Recent[str] = Recent()
+        self._faults: dict[str, str] = {}  # by machine: the first that its hardware reported
         self._released: Recent[str] = Recent()  # lives of agents that were given back
+        self.faulty: dict[str, str] = {}  # hosts that are here, and have reported a fault while they were
         self.draining: dict[str, str] = {}  # hosts that are to be left, and why
 
     def __contains__(self, agent: str) -> bool:
@@ -56,6 +59,7 @@ class Hosts:
         self._machines.pop(agent, None)
         self._spares.discard(agent)
         self.draining.pop(agent, None)
+        self.faulty.pop(agent, None)
 
     def release(self, agent: str) -> None:
         """Give a host back. Its agent may connect once more before it hears so."""
@@ -74,19 +78,45 @@ class Hosts:
         """Count that this machine was lost while the job was on its way."""
         self._losses.add(machine)
 
+    def note_fault(self, agent: str, reason: str) -> bool:
+        """Note that the hardware of this host has reported a fault; return False if one was known before."""
+        machine = self.machine(agent)
+        is_new = machine not in self._faults and len(self._faults) < MAX_FAULTS
+        if is_new:
+            self._faults[machine] = self.faulty[agent] = reason
+        return is_new
+
+    def why_avoided(self, agent: str) -> str:
+        """Return why another host is better than this one, or an empty string."""
+        machine = self.machine(agent)
+        if fault := self._faults.get(machine):
+            return f"reported a fault ({fault})"
+        return "was lost twice in this job" if self._losses[machine] >= MAX_LOSSES else ""
+
     def is_unreliable(self, agent: str) -> bool:
-        """Return whether the machine of this host was lost so often that another one is better."""
-        return self._losses[self.machine(agent)] >= MAX_LOSSES
+        """Return whether another host is better than this one: it was lost too often, or has reported a fault."""
+        machine = self.machine(agent)
+        return machine in self._faults or self._losses[machine] >= MAX_LOSSES
 
     @property
-    def failed_machines(self) -> tuple[str, ...]:
+    def lost_machines(self) -> tuple[str, ...]:
         """Machines that were lost so often that others are better."""
         return tuple(sorted(machine for machine, count in self._losses.items() if count >= MAX_LOSSES))
 
     @property
+    def faults(self) -> tuple[tuple[str, str], ...]:
+        """Machines whose hardware has reported a fault, each with the first one."""
+        return tuple(sorted(self._faults.items()))
+
+    @property
     def unwanted_machines(self) -> tuple[str, ...]:
-        """Machines that another host must not be: those that are here, and those that were lost twice."""
-        return tuple(sorted({*self.failed_machines, *self._machines.values()}))
+        """Machines that another host must not be: those that are here, were lost twice, or have reported a fault."""
+        return tuple(sorted({*self.lost_machines, *self._faults, *self._machines.values()}))
+
+    @property
+    def staying(self) -> int:
+        """The number of hosts that are not to be left."""
+        return len(self._slots.keys() - self.draining.keys() - self.faulty.keys())
 
     def in_order(self) -> tuple[str, ...]:
         """Names in the order of the numbers at their ends: node-2 comes before node-10."""
@@ -111,12 +141,13 @@ class Hosts:
         return sum(max(0, self._slots[name] - used[name]) for name in hosts)
 
     def crowded(self, processes: Iterable[Process]) -> list[Process]:
-        """The standbys that share a slot with another process, newest first: they belong on another host."""
+        """The standbys that belong on another host, newest first: they share a slot, or theirs is to be avoided."""
         living = [process for process in processes if process.alive and not process.failed]
         used = Counter(process.agent for process in living)
         out: list[Process] = []
         for process in reversed(living):
-            if process.rank is None and used[process.agent] > self._slots.get(process.agent, 0):
+            crowds = used[process.agent] > self._slots.get(process.agent, 0) or self.is_unreliable(process.agent)
+            if process.rank is None and crowds:
                 used[process.agent] -= 1
                 out.append(process)
         return out
@@ -124,7 +155,7 @@ class Hosts:
     def place(self, processes: Iterable[Process]) -> tuple[str, int]:
         """Host and slot for one more process: one with a free slot, so that two ranks need not share a device.
 
-        Among those, one that was not lost again and again; then where the fewest standbys are, so that no single loss
+        Among those, one that need not be avoided; then where the fewest standbys are, so that no single loss
         takes them all; then the one with the most room.
         """
         living = [process for process in processes if process.alive and not process.failed]

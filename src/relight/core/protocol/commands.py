@@ -136,6 +136,7 @@ class ReleaseHost(_Command, frozen=True, kw_only=True):
     """Nothing of the job is left on this host, and nothing will be started there: its agent may end."""
 
     agent: str
+    faulty: bool = False  # its hardware has reported a fault
 
 
 class RefuseDrain(_Command, frozen=True, kw_only=True):
@@ -149,7 +150,7 @@ class OrderHost(_Command, frozen=True, kw_only=True):
 
     order: str
     wanted: int  # the number of hosts that the job is to have
-    exclude: tuple[str, ...] = ()  # machines that are of no use: those of the job, and those that failed twice
+    exclude: tuple[str, ...] = ()  # machines that are of no use: of the job, lost twice, or with a fault
 
 
 class CancelHost(_Command, frozen=True, kw_only=True):

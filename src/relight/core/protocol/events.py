@@ -42,6 +42,13 @@ class HostDraining(_Event, frozen=True, kw_only=True):
     leaves: bool = False  # it will be gone soon in any case; else it may stay if no other host has room
 
 
+class HostFaulty(_Event, frozen=True, kw_only=True):
+    """The hardware of a host has reported a fault, such as a GPU that is lost: the host is left, and not used again."""
+
+    agent: str
+    reason: str
+
+
 class HostOrdered(_Event, frozen=True, kw_only=True):
     """The supplier has placed an order for a host; `identifier` is the cluster's word for it."""
 
@@ -322,6 +329,7 @@ Event = (
     AgentJoined
     | AgentLost
     | HostDraining
+    | HostFaulty
     | HostOrdered
     | HostRefused
     | HostCancelled

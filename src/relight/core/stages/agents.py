@@ -66,11 +66,12 @@ class Agents:
         """Say that a host joined, and if it is one to be avoided."""
         job = self._job
         text = f"{agent} joined; {len(job.hosts)} hosts"
-        if not job.hosts.is_unreliable(agent):
+        why = job.hosts.why_avoided(agent)
+        if not why:
             return Notice(why=text, level="info")
         machine = job.hosts.machine(agent)
         named = agent if machine == agent else f"{agent} ({machine})"
-        warning = f"{named} was lost twice in this job, and is used only where no other host has room"
+        warning = f"{named} {why}, and is used only where no other host has room"
         job.job_stats.notice(warning)  # for the report
         return Notice(why=f"{text}. {warning}", level="warning")
 
@@ -93,6 +94,17 @@ class Agents:
             return self._shutdown.on_shutdown(ev.ShutdownRequested(reason=reason, after_step=True), now)
         text = f"{agent} cannot be drained: {why_not}"
         return [RefuseDrain(agent=agent, why=text), Notice(why=text, level="warning")]
+
+    def on_faulty(self, event: ev.HostFaulty, now: float) -> list[Command]:
+        """The hardware of a host has reported a fault: it is avoided, and left as soon as others have room."""
+        job, agent = self._job, event.agent
+        if agent not in job.hosts or not job.hosts.note_fault(agent, event.reason):
+            return []
+        machine = job.hosts.machine(agent)
+        named = agent if machine == agent else f"{agent} ({machine})"
+        warning = f"{named} reported a fault, and is not used again where another host has room: {event.reason}"
+        job.job_stats.notice(warning)  # for the report
+        return [Notice(why=warning, level="warning"), *self._draining.advance(now)]
 
     def on_lost(self, event: ev.AgentLost, now: float) -> list[Command]:
         """A host is gone, or cut off for too long: all its processes have failed at once.

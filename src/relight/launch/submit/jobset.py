@@ -13,6 +13,7 @@ from relight.launch.submit.trainjob import RUNTIME, train_job
 
 PORT = 29400  # of the controller
 MAX_NODES = 1025  # 1024 in a group of which single Jobs are made again, says JobSet, and the head
+FAULT_STATUS = 75  # of a node whose hardware has reported a fault: its Job fails, and is made again
 SECRETS = "/etc/relight"
 USER = 1000  # of the pods; must be able to write where the script does
 UNREACHABLE_SECONDS = 30  # from the moment at which Kubernetes misses a node until its pods are given up
@@ -94,7 +95,8 @@ def job_set(arguments: argparse.Namespace) -> dict[str, Any]:
     given = flags_and_script(arguments, "relight submit k8s --nodes 4 --image IMAGE -- train.py")
     _check(arguments)
     name, spares = arguments.job_name, ("--spare-nodes", str(arguments.spare_nodes))
-    run = shlex.join(["relight", "run", "--nnodes", str(arguments.nodes), *spares])
+    fault = ("--fault-status", str(FAULT_STATUS))
+    run = shlex.join(["relight", "run", "--nnodes", str(arguments.nodes), *spares, *fault])
     token = shlex.join(["--token-file", f"{SECRETS}/token", *given])
     if _moves(arguments):
         directory = shlex.quote(f"{_claim(arguments)[1].rstrip('/')}/runs/{name}-")

@@ -50,7 +50,9 @@ class Orders:
                 self._order_members(command)
             case cmd.ReleaseHost():
                 self._job.agents.release(command)
-                self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=False))
+                self._job.observers.send(
+                    DrainAnswer(host=command.agent, why=command.why, refused=False, faulty=command.faulty)
+                )
             case cmd.RefuseDrain():
                 self._job.observers.send(DrainAnswer(host=command.agent, why=command.why, refused=True))
             case cmd.OrderHost():

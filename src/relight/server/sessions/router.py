@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.core.protocol.events import HostFaulty, ProcessDying, ProcessExited, ProcessStarted
 from relight.core.protocol.position import Position
 from relight.errors import ProtocolError
 from relight.server.job.driver import Driver
@@ -127,6 +127,9 @@ class AgentRouter:
                 self.take_exit(agent, message)
             case ProcessStarted() | ProcessDying():
                 if self._workers.may_speak_for(agent, message.process):
+                    self._driver.feed(message)
+            case HostFaulty():
+                if message.agent == agent.name:
                     self._driver.feed(message)
             case msg.Received():
                 agent.confirm(message.count)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from relight.core.protocol import commands as cmd
-from relight.core.protocol.events import AgentJoined, AgentLost, Event, HostRefused
+from relight.core.protocol.events import AgentJoined, AgentLost, Event, HostFaulty, HostRefused
 
 _IS_DRAINED = " is drained: "  # what the controller says when it begins to leave a host
 
@@ -14,6 +14,7 @@ class Supply:
     def __init__(self) -> None:
         self._here: set[str] = set()  # hosts that are to stay
         self._leaving: set[str] = set()
+        self._faulty: set[str] = set()
         self._open: set[str] = set()  # orders
         self._over: set[str] = set()
 
@@ -29,11 +30,15 @@ class Supply:
     def hear(self, event: Event) -> None:
         """Take note of hosts that come and go, and of refusals."""
         match event:
-            case AgentJoined() if event.agent not in self._over | self._leaving:
+            case AgentJoined() if event.agent not in self._over | self._leaving | self._faulty:
                 self._here.add(event.agent)
+            case HostFaulty():
+                self._here.discard(event.agent)
+                self._faulty.add(event.agent)
             case AgentLost():
                 self._here.discard(event.agent)
                 self._leaving.discard(event.agent)
+                self._faulty.discard(event.agent)
             case HostRefused() if event.order in self._open - self._here and not event.uncertain:
                 self._end(event.order)
 
@@ -47,6 +52,7 @@ class Supply:
             case cmd.ReleaseHost():
                 self._here.discard(command.agent)
                 self._leaving.discard(command.agent)
+                self._faulty.discard(command.agent)
             case cmd.Notice() if _IS_DRAINED in command.why:
                 agent = command.why.partition(_IS_DRAINED)[0]
                 if agent in self._here:
@@ -68,7 +74,7 @@ class Supply:
             return "" if command.order not in self._over else f"I18: {command.order} is over, and ordered again"
         if not is_new:
             return f"I18: {command.order} is ordered a second time"
-        coming = len((self._here | self._open) - self._leaving)
+        coming = len((self._here | self._open) - self._leaving - self._faulty)
         if coming > command.wanted:
             return f"I18: {coming} hosts are here or on order, and {command.wanted} are wanted"
         return ""

@@ -41,6 +41,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     "unheard": the same towards the controller only.
     "join": one more host joins.
     "drain": it is to be left in order.
+    "faulty": its hardware reports a fault.
     """
 
     kind: str
@@ -296,8 +297,13 @@ def _with_hosts(schedule: Schedule) -> Schedule:
 
 def _with_drain(schedule: Schedule, draw: random.Random) -> Schedule:
     """A host that is left in order while the job trains, most often with room elsewhere; sometimes nothing else."""
+    kinds = random.Random(f"faulty {schedule.seed}")  # drawn apart: all else is as it was before
     drains = tuple(
-        NetworkFault(kind="drain", nth=20 + int(draw.random() * 150), host=int(draw.random() * 4))
+        NetworkFault(
+            kind="faulty" if kinds.random() < 0.3 else "drain",
+            nth=20 + int(draw.random() * 150),
+            host=int(draw.random() * 4),
+        )
         for _ in range(draw.choice((1, 1, 1, 2)))
     )
     is_alone = draw.random() < 0.4

@@ -296,6 +296,13 @@ class DrainsInTheMiddleOfAStep(Draining):
         return [Kill(process=p.name, why="its host is drained") for p in self._job.leaving]
 
 
+class TakesAFaultForALoss(Agents):
+    """A host whose hardware has reported a fault counts as lost: its ranks fail at once, though they go on."""
+
+    def on_faulty(self, event: ev.HostFaulty, now: float) -> list[Command]:
+        return super().on_lost(ev.AgentLost(agent=event.agent, evidence=event.reason), now)
+
+
 class GivesHostsBackTooSoon(Draining):
     """A defect of an earlier version: a host was given back while a standby there was being killed, and a recovery
     waited for its end.

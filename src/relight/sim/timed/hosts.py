@@ -17,7 +17,8 @@ from relight.sim.model.worker.worker import SimulatedWorker
 if TYPE_CHECKING:
     from relight.sim.timed.job import SimulatedJob
 
-# The kernel gives a silent connection up after so long, and the server waits for another one.
+# The kernel gives a silent connection up after so long, and the server waits for another one: as with an
+# --agent-timeout-seconds of 23, counted from the last sign of life.
 CONNECTION_SECONDS = 8.0
 RETURN_SECONDS = 15.0
 FOR_EVER = 1e9
@@ -114,6 +115,11 @@ class Hosts:
             if host.known:
                 job.checker.disturbed.add("drain")
                 job.feed(ev.HostDraining(agent=host.name, reason="maintenance"))
+            return
+        if fault.kind == "faulty":
+            if host.known:
+                job.checker.disturbed.add("drain")  # ranks move, or stay, and nothing is repeated
+                job.feed(ev.HostFaulty(agent=host.name, reason="a device is lost"))
             return
         if fault.kind == "host":
             self._lose(host, silently=fault.up)

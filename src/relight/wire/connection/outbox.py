@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import msgspec
 
 from relight.core.protocol.commands import Kill, Spawn
-from relight.core.protocol.events import ProcessDying, ProcessExited, ProcessStarted
+from relight.core.protocol.events import HostFaulty, ProcessDying, ProcessExited, ProcessStarted
 from relight.wire import messages as msg
 from relight.wire.connection.framing import encode_frame
 
 MAX_UNCONFIRMED_BYTES = 64 * 2**20
 COUNTED = (
-    *(ProcessStarted, ProcessDying, ProcessExited, msg.FromWorker, msg.FromWorkers),  # agent to controller
+    *(ProcessStarted, ProcessDying, ProcessExited, HostFaulty, msg.FromWorker, msg.FromWorkers),  # agent to controller
     *(Spawn, Kill, msg.ToWorkers, msg.CopyPrivate, msg.TakePrivate, msg.ForgetProcess),  # controller to agent
     msg.PrivateState,  # from one agent to the other, through the controller
 )
