@@ -143,7 +143,7 @@ class Job:
     def __init__(self, world_size: int = 2) -> None:
         self.private_dir = Path(tempfile.mkdtemp(prefix="relight-agents-", dir="/tmp")).resolve()
         self.run_dir = self.private_dir / "run"
-        self._token = secrets.token_bytes(32)
+        self.token = secrets.token_bytes(32)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(DEADLINE_SECONDS)
         self.port = self._listener.getsockname()[1]
@@ -156,7 +156,7 @@ class Job:
             controller_timeout_seconds=CONTROLLER_TIMEOUT_SECONDS,
         )
         (self.private_dir / "settings.json").write_bytes(msgspec.json.encode(settings))
-        (self.private_dir / "token").write_bytes(self._token)
+        (self.private_dir / "token").write_bytes(self.token)
 
     def start_unconnected_agent(self) -> RunningAgent:
         agent = RunningAgent(self, adopt=False)
@@ -171,7 +171,7 @@ class Job:
         connection, _ = self._listener.accept()
         (agent,) = psutil.Process(self._launcher.pid).children()
         self._launched = os.pidfd_open(agent.pid)
-        return Connection(connection, self._token)
+        return Connection(connection, self.token)
 
     def kill_launcher(self) -> None:
         """SIGKILL it, and wait for the end of the agent that it started."""
@@ -194,7 +194,7 @@ class Job:
         agent = RunningAgent(self, adopt=adopt, program=program)
         self._agents.append(agent)
         connection, _ = self._listener.accept()
-        return agent, Connection(connection, self._token)
+        return agent, Connection(connection, self.token)
 
     def accept_raw(self) -> socket.socket:
         """The agent's next connection, before anybody has said anything."""
@@ -205,7 +205,7 @@ class Job:
     def accept(self, *, life: str = "first", received: int = 0) -> Connection:
         """The agent comes (back) to the controller, or to its successor."""
         connection, _ = self._listener.accept()
-        return Connection(connection, self._token, life=life, received=received)
+        return Connection(connection, self.token, life=life, received=received)
 
     def log(self, name: str) -> str:
         return (self.run_dir / "logs" / f"{name}.log").read_text()

@@ -2,14 +2,18 @@
 
 import os
 import signal
+import socket
+import time
 
 import pytest
 
+from relight.agent.connection.controller_connection import HANDSHAKE_SECONDS
 from relight.core.protocol.events import ProcessExited, ProcessStarted
+from relight.wire.connection.address import announce
 from relight.wire.connection.framing import encode_frame
 from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import PROTOCOL_VERSION, Challenge, FromWorker, Received, Welcome
-from tests.agent.peer import Connection, Job, stop_agent, wait_until
+from tests.agent.peer import DEADLINE_SECONDS, Connection, Job, stop_agent, wait_until
 from tests.agent.test_agent import ask
 
 
@@ -114,3 +118,20 @@ def test_again_and_again(job: Job, times: int) -> None:
     ask(connection, "talk-0", 99)
     assert len(job.processes()) == 1
     stop_agent(agent, connection)
+
+
+def test_a_host_that_does_not_answer_is_left_for_the_successor(job: Job) -> None:
+    """As when the controller's host is gone: an attempt to reach it would fail only after ten seconds."""
+    agent, first = job.start_agent()
+    pid = first.spawn("talk-0", 0)
+    first.close()
+    with job.accept_raw(), socket.create_server(("127.0.0.1", 0)) as successor:  # the first accepts, and is silent
+        silent_since = time.monotonic()
+        job.run_dir.mkdir(exist_ok=True)
+        announce(job.run_dir, *successor.getsockname())
+        successor.settimeout(DEADLINE_SECONDS)
+        second = Connection(successor.accept()[0], job.token, life="second")
+        assert time.monotonic() - silent_since < HANDSHAKE_SECONDS / 2
+    ask(second, "talk-0", 1)
+    assert os.getpgid(pid) == pid
+    stop_agent(agent, second)

@@ -208,7 +208,8 @@ def test_a_keeper_that_is_killed_does_not_end_the_job(
     """All that was started on the node with the controller is gone, and the actor lives."""
     job = start(tmp_path)
     job.until_it_trains()
-    (keeper,) = [child for child in job.keepers()["0"].children() if "ray_keeper" in " ".join(child.cmdline())]
+    children = job.keepers()["0"].children()
+    (keeper,) = [child for child in children if "integrations.ray.keeper" in " ".join(child.cmdline())]
     began = time.monotonic()
     keeper.kill()
     job.wait_until(lambda: "recovered in" in job.output(), "the job trains on")

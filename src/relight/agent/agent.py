@@ -17,6 +17,7 @@ from relight.agent.processes.process_table import ProcessTable
 from relight.agent.sampler import Sampler
 from relight.agent.traces import TraceReporter
 from relight.agent.workers import Workers
+from relight.wire.connection.keepalive import control_keepalive
 from relight.wire.connection.tls import Tls
 from relight.wire.messages import Pace, ToWorkers
 from relight.wire.settings import CONTROLLER_LOST
@@ -64,6 +65,7 @@ class Agent:
             *(token, launch.settings.nodes, find_controller, self._say),
             tls=tls,
             server_name=server_name,
+            keepalive=control_keepalive(launch.settings.agent_timeout_seconds),
         )
         table = ProcessTable(launch.private_dir / f"agent-{name}.pids", keep=take_over)
         traces = TraceReporter(self._session)

@@ -8,7 +8,7 @@ import msgspec
 from relight.errors import ProtocolError
 from relight.wire.connection.framing import decode, make_decoder
 from relight.wire.connection.handshake import CONTROLLER, ConnectingSide, check_version
-from relight.wire.connection.keepalive import CONTROL, end_when_silent
+from relight.wire.connection.keepalive import CONTROL, Keepalive, end_when_silent
 from relight.wire.connection.streams import FrameStream, read_payload
 from relight.wire.connection.tls import BROKEN_OFF, NO_TLS_HERE, NO_TLS_THERE, Tls, explain, start_tls
 from relight.wire.messages import AgentDown, Challenge, Hello, Refused, StartTls, Welcome
@@ -37,6 +37,7 @@ class ControllerConnection(FrameStream):
         tls: Tls | None = None,
         server_name: str = "",
         decoder: msgspec.msgpack.Decoder[Any] = _decoder,
+        keepalive: Keepalive = CONTROL,
     ) -> tuple["ControllerConnection", Welcome]:
         """Connect, and prove to each other knowledge of the token; `hello` lacks only the proof.
 
@@ -46,18 +47,18 @@ class ControllerConnection(FrameStream):
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             controller_connection = cls(*await asyncio.open_connection(*address), decoder)
             try:
-                await controller_connection._begin(tls, server_name or address[0])
+                await controller_connection._begin(tls, server_name or address[0], keepalive)
                 return controller_connection, await controller_connection._shake_hands(token, hello)
             except BaseException:
                 controller_connection.abort()
                 raise
 
-    async def _begin(self, tls: Tls | None, server_name: str) -> None:
+    async def _begin(self, tls: Tls | None, server_name: str, keepalive: Keepalive) -> None:
         """Begin TLS if this side wants it. Raises ProtocolError if the other side does not."""
         connection = self.writer.get_extra_info("socket")
         if connection.getsockname() == connection.getpeername():
             raise OSError("no process listens there")  # on a free port above 32768, TCP may connect to itself
-        end_when_silent(connection, CONTROL)
+        end_when_silent(connection, keepalive)
         if tls is None:
             return
         check_version(await self._expect(StartTls))

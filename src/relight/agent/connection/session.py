@@ -10,10 +10,12 @@ import msgspec
 from relight.agent.connection.controller_connection import ControllerConnection
 from relight.agent.decisions.session import Session
 from relight.errors import ProtocolError
+from relight.wire.connection.keepalive import Keepalive
 from relight.wire.connection.tls import Tls
-from relight.wire.messages import StopAgent
+from relight.wire.messages import StopAgent, Welcome
 
 ADDRESS_SECONDS = 2.0  # between two looks whether the job has a controller elsewhere
+MOVED_SECONDS = 0.5  # the same while no controller answers
 CONFIRM_SECONDS = 0.1  # until an order is confirmed, if no report goes to the controller before
 RECONNECT_SECONDS = 0.1  # between two attempts to reach a controller that is gone
 RECONNECTS_PER_SECOND = 2000  # of all agents together: one controller answers no more
@@ -33,6 +35,7 @@ class ControllerSession:
         *,
         tls: Tls | None,
         server_name: Callable[[tuple[str, int]], str],
+        keepalive: Keepalive,
     ) -> None:
         self._session = session
         self._token = token
@@ -41,6 +44,7 @@ class ControllerSession:
         self._say = say
         self._tls = tls
         self._server_name = server_name
+        self._keepalive = keepalive
         self._connection: ControllerConnection | None = None
         self._address = ("", 0)
         self._confirming: asyncio.TimerHandle | None = None
@@ -56,11 +60,11 @@ class ControllerSession:
         while True:
             address = self._address = await asyncio.to_thread(self._find_controller)
             try:
-                self._connection, welcome = await ControllerConnection.connect(
-                    *(address, self._token, self._session.hello(live())),
-                    tls=self._tls,
-                    server_name=self._server_name(address),
-                )
+                found = await self._try(address, live)
+                if found is None:
+                    begun = time.monotonic()  # there is a controller: it needs as much time as any
+                    continue
+                self._connection, welcome = found
             except (OSError, ProtocolError) as error:
                 evidence = f"no connection to {address[0]}:{address[1]}: {str(error) or type(error).__name__}"
                 refused = isinstance(error, ProtocolError)
@@ -72,6 +76,38 @@ class ControllerSession:
             if given_up:
                 return given_up
             await asyncio.sleep(RECONNECT_SECONDS + 2 * self._crowd_seconds * random.random())
+
+    async def _try(
+        self, address: tuple[str, int], live: Callable[[], tuple[str, ...]]
+    ) -> tuple[ControllerConnection, Welcome] | None:
+        """Connect to this address, or return None: the job has a controller elsewhere.
+
+        A host that is gone does not answer at all: by the time at which an attempt to reach it has failed by itself,
+        the controller that has come in its place may have given this host up. Raises OSError or ProtocolError.
+        """
+        connecting = asyncio.create_task(
+            ControllerConnection.connect(
+                *(address, self._token, self._session.hello(live())),
+                tls=self._tls,
+                server_name=self._server_name(address),
+                keepalive=self._keepalive,
+            )
+        )
+        moving = asyncio.create_task(self._await_another(address, MOVED_SECONDS))
+        try:
+            await asyncio.wait([connecting, moving], return_when=asyncio.FIRST_COMPLETED)
+            return connecting.result() if connecting.done() else None
+        finally:
+            connecting.cancel()
+            moving.cancel()
+
+    async def _await_another(self, address: tuple[str, int], seconds: float) -> tuple[str, int]:
+        """Return the address of the job's controller once it is not this one; it is looked up again and again."""
+        while True:
+            await asyncio.sleep(seconds)
+            found = await asyncio.to_thread(self._find_controller)  # it may lie on storage that hangs
+            if found != address:
+                return found
 
     async def receive_all(self, take: Callable[[msgspec.Struct], None]) -> str:
         """Pass on each message until the connection ends; return why, or an empty string for an order to stop."""
@@ -92,13 +128,9 @@ class ControllerSession:
         """Drop the connection if another controller has taken over: this one may be frozen, and never close it."""
         connection = self._connection
         assert connection is not None
-        while True:
-            await asyncio.sleep(ADDRESS_SECONDS)
-            address = await asyncio.to_thread(self._find_controller)  # it may lie on storage that hangs
-            if address != self._address:
-                self._say(f"the job has another controller, at {address[0]}:{address[1]}")
-                connection.abort()
-                return
+        address = await self._await_another(self._address, ADDRESS_SECONDS)
+        self._say(f"the job has another controller, at {address[0]}:{address[1]}")
+        connection.abort()
 
     def drop(self) -> None:
         """Forget the connection, which has ended."""

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from relight.server.network.admission import MAX_STRANGERS
 from relight.server.network.connection import Connection
+from relight.wire.connection.keepalive import CONTROL, Keepalive, control_keepalive
 from relight.wire.settings import JobSettings
 
 
@@ -15,6 +16,7 @@ class Listener:
         self._server: asyncio.Server
         self._serve: Callable[[Connection], Awaitable[None]]
         self._serving: set[asyncio.Task[None]] = set()
+        self._keepalive: Keepalive = CONTROL
 
     @classmethod
     async def open(cls, settings: JobSettings, port: int = 0) -> "Listener":
@@ -23,6 +25,7 @@ class Listener:
         Raises OSError if the port of the settings is taken.
         """
         listener = cls()
+        listener._keepalive = control_keepalive(settings.agent_timeout_seconds)
         try:
             listener._server = await listener._bind(settings.controller_address, settings.controller_port or port)
         except OSError:
@@ -56,7 +59,7 @@ class Listener:
         return await asyncio.start_server(self._accept, address, port, backlog=MAX_STRANGERS, start_serving=False)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(Connection(reader, writer)))
+        task = asyncio.get_running_loop().create_task(self._run(Connection(reader, writer, self._keepalive)))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 

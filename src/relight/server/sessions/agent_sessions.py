@@ -81,7 +81,7 @@ class AgentSessions:
                 elif agent.released:
                     self._job.agents.remove(agent)
                 else:
-                    self._presence.note_left(agent)
+                    self._presence.note_left(agent, connection.silent_seconds())
 
     def _why_refused(self, hello: Hello) -> str:
         agent = self._job.agents.get(hello.name)

@@ -27,15 +27,17 @@ class Presence:
         for agent in self._job.agents:
             self._await(agent, since)
 
-    def note_left(self, agent: Agent) -> None:
-        """The connection to this agent has ended."""
+    def note_left(self, agent: Agent, silent_seconds: float = 0.0) -> None:
+        """The connection to this agent has ended. Its host had been silent for so long: that time counts."""
         seconds = self._agent_timeout_seconds
         if self._is_alone(agent):
             seconds = max(seconds, self._controller_timeout_seconds)
+        rest = max(0.0, seconds - silent_seconds)
         self._job.observers.tell(
-            "warning", f"lost the connection to agent {agent.name}; waiting {seconds:g} s for it to return"
+            "warning",
+            f"lost the connection to agent {agent.name}; waiting {rest:.3g} s for it to return",
         )
-        self._await(agent)
+        self._await(agent, silent_seconds=silent_seconds)
 
     def note_returned(self, name: str) -> None:
         """An agent of this name has connected."""
@@ -52,10 +54,10 @@ class Presence:
     def _is_alone(self, agent: Agent) -> bool:
         return not any(other.connected for other in self._job.agents if other is not agent)
 
-    def _await(self, agent: Agent, since: str = "", waited: float = 0.0) -> None:
-        seconds = self._agent_timeout_seconds
-        loop = asyncio.get_running_loop()
-        self._timers[agent.name] = loop.call_later(seconds, self._miss, agent, since, waited + seconds)
+    def _await(self, agent: Agent, since: str = "", waited: float = 0.0, silent_seconds: float = 0.0) -> None:
+        seconds, loop = self._agent_timeout_seconds, asyncio.get_running_loop()
+        rest = max(0.0, seconds - silent_seconds)
+        self._timers[agent.name] = loop.call_later(rest, self._miss, agent, since, waited + silent_seconds + rest)
 
     def _miss(self, agent: Agent, since: str, waited: float) -> None:
         if self._is_alone(agent) and waited < self._controller_timeout_seconds:
