@@ -55,7 +55,11 @@ class Command:
 
     def finish(self, deadline_seconds: float = DEADLINE_SECONDS) -> Result:
         """Wait for its end; nothing of it may be left then."""
-        self.process.wait(deadline_seconds)
+        try:
+            self.process.wait(deadline_seconds)
+        except subprocess.TimeoutExpired:
+            said = f"{self.output_path.read_text()[-3000:]}\n{self.errors_path.read_text()[-3000:]}"
+            raise AssertionError(f"it did not end within {deadline_seconds:g} s:\n{said}") from None
         result = Result(self.process.returncode, self.output_path.read_text(), self.errors_path.read_text())
         assert self.processes() == [], f"left running by status {result.status}: {result.errors}"
         assert self.private_dirs() == []

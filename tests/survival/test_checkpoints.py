@@ -215,6 +215,18 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(bench: B
     assert published(root) == [6]
 
 
+def test_a_rank_that_leaves_a_checkpoint_out_is_not_waited_for(bench: Bench, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    training = Training(ranks=2, steps=6, program="slow_disk.py", arguments=("--checkpoint", str(root)))
+    outcome = bench.run(training, standbys=0)
+    assert outcome.status == 0, outcome.describe()
+    for left_out, written in ((2, 1), (3, 2)):
+        said = f"no checkpoint of step {left_out}: the one of step {written} is still being written"
+        assert said in outcome.stderr, outcome.describe()
+    assert published(root)[0] == 6
+    assert sorted(path.name for path in place_of(root, 6).iterdir() if path.name.startswith("left-out")) == []
+
+
 @pytest.mark.all
 def test_starting_anew_among_the_checkpoints_of_another_run_is_refused(bench: Bench, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"

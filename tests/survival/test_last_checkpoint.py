@@ -118,14 +118,15 @@ def test_a_divided_state_is_saved(bench: Bench, tmp_path: Path, arguments: str, 
 @pytest.mark.all
 def test_no_replacement_is_to_be_had(bench: Bench, tmp_path: Path) -> None:
     """Each process that is started to take the rank is killed before it can."""
-    root, training = tmp_path / "checkpoints", plain(*RICH)
-    with bench.start(keeping(root, training), faults=[f"kill rank 1 in FORWARD of step {AT}"], standbys=0) as job:
+    root, training, faults = tmp_path / "checkpoints", plain(*RICH), [f"kill rank 1 in FORWARD of step {AT}"]
+    with bench.start(keeping(root, training), faults=faults, flags=("--max-failed-attempts", "3"), standbys=0) as job:
         while job.launcher.poll() is None:
             for name, process in job.workers().items():
                 if name not in ("w0", "w1"):
                     send(process, signal.SIGKILL)
         outcome = job.wait()
-    assert "failed before they could take rank 1" in outcome.report.error, outcome.describe()
+    ending = "have failed (--max-failed-attempts 3) before one could take rank 1"
+    assert ending in outcome.report.error, outcome.describe()
     go_on(bench, root, check_saved(outcome, root), training)
 
 

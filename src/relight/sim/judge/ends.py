@@ -152,7 +152,4 @@ def _is_excused(seen: "Checker", error: str) -> bool:
     if "times in the same place" in error:
         again = [worker.rank for kind, worker in struck if kind in (Action.LOOP, Action.RAISE)]
         return len(again) > len(set(again)) or "blackhole" in seen.disturbed
-    if "failed before they could take rank" in error:
-        with_agent = "agent" in seen.disturbed  # before it could say that it had started them
-        return sum(worker.machine.is_standby for _, worker in struck) + with_agent >= 3
     return False

@@ -80,7 +80,7 @@ class Checkpointing:
         if not self.every:
             return
         self._writer.wait(LAST_SECONDS)
-        self._writer.begin(self._schedule, self._worker.version)
+        self._writer.begin(self._schedule, self._worker.version, is_last=True)
         if not self._writer.wait(LAST_SECONDS):
             text = f"the last checkpoint was not written within {LAST_SECONDS:g} s"
             self._runtime.notices.say(text, text)

@@ -8,6 +8,7 @@
             rank-0.msgpack, ...       what only that rank has: statistics of BatchNorm, the place in the data, streams
             relight.msgpack           everything else; the last file written
         step-0000001000.4f1c90d2-0.incomplete/   not yet
+            left-out-1            and never will be: rank 1 was still writing another one when this one was due
 
 Every rank writes its own files, and rank 0 the rest. The directory gets its name, by a rename, when all of it is on the
 disk; a job that dies in the middle leaves one that is called incomplete. Its name has the history that it is of: which
@@ -103,6 +104,19 @@ def has_private(root: Path, version: int, history: str, rank: int) -> bool:
     return (_building_site(root, version, history) / _private_name(rank)).exists()
 
 
+def leave_out(root: Path, version: int, history: str, rank: int) -> None:
+    """Mark a checkpoint as one that this rank writes no part of, so that no other waits for it. Raises OSError."""
+    if not place_of(root, version).exists():
+        place = _building_site(root, version, history)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / _left_out_name(rank)).touch()
+
+
+def is_left_out(root: Path, version: int, history: str, rank: int) -> bool:
+    """Return whether that rank writes no part of a checkpoint that is not complete."""
+    return (_building_site(root, version, history) / _left_out_name(rank)).exists()
+
+
 def read_private(root: Path, version: int, rank: int) -> bytes:
     """Read a rank's private state. Raises CheckpointError."""
     path = place_of(root, version) / _private_name(rank)
@@ -161,6 +175,8 @@ def publish(root: Path, history: str, meta: Meta) -> None:
             dcp.describe(place, [(part.pieces, part.stored) for part in parts])
         except (Exception, CheckpointException) as error:
             raise CheckpointError(_summary(error)) from error
+        for mark in place.glob(_left_out_name("*")):  # of ranks that wrote their part of the last one after all
+            mark.unlink()
         _write(place / _META, msgspec.msgpack.encode(meta))
         os.rename(place, whole)
         _sync(root)
@@ -218,6 +234,10 @@ def _part_name(rank: int) -> str:
 
 def _private_name(rank: int) -> str:
     return f"rank-{rank}.msgpack"
+
+
+def _left_out_name(rank: int | str) -> str:
+    return f"left-out-{rank}"
 
 
 def _write(path: Path, payload: bytes) -> None:

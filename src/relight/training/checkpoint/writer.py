@@ -1,5 +1,7 @@
 """Writes this rank's part of a checkpoint: copied between two steps, written by a thread beside training."""
 
+import contextlib
+import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -57,6 +59,7 @@ class CheckpointWriter:
         self._host: list[torch.Tensor] = []  # a copy of the state, used again by the next
         self._thread: threading.Thread | None = None
         self._given_up = threading.Event()  # the one being written is not completed any more
+        self._left_out: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()  # versions, histories: not told yet
         self.version = -1  # of the newest one that was begun here
 
     def assign(self, writers: Sequence[tuple[str, int]]) -> None:
@@ -73,11 +76,15 @@ class CheckpointWriter:
         """True if this rank writes a part of the state."""
         return self._runtime.rank in self._writers.values()
 
-    def begin(self, schedule: CheckpointSchedule, version: int) -> None:
-        """Copy the state of `version`, and write it in a thread, unless that was done before a recovery."""
+    def begin(self, schedule: CheckpointSchedule, version: int, is_last: bool = False) -> None:
+        """Copy the state of `version`, and write it in a thread, unless that was done before a recovery.
+
+        It is left out while another is being written. Every rank writes the last one, also one that had left it out.
+        """
         if version == self.version:
             return
         if self._thread is not None and self._thread.is_alive():
+            self._left_out.put((version, self.history))
             if not self._runtime.settings.is_trial:  # which writes to another disk
                 self._runtime.notices.say(
                     "slow checkpoints",
@@ -98,18 +105,31 @@ class CheckpointWriter:
 
         def write() -> None:
             try:
+                self._tell_left_out(schedule.root)
                 if private is not None:
                     files.write_private(schedule.root, version, history, rank, private)
                 if copy is not None:
                     copy.write(schedule.root)
-                if meta is not None and self._await_others(schedule.root, meta, history, given_up):
+                self._tell_left_out(schedule.root)
+                if meta is None:
+                    return
+                if self._await_others(schedule.root, meta, history, given_up, is_last):
                     self.publish(schedule, meta, history)
+                else:
+                    self.version = -1
             except (OSError, CheckpointError) as error:  # a full disk, mostly
                 text = f"no checkpoint of step {version} in {schedule.root}: {error}. Training goes on"
                 self._runtime.notices.say(text, text)
 
         self._thread = threading.Thread(target=write, name="relight-checkpoint", daemon=True)
         self._thread.start()
+
+    def _tell_left_out(self, root: Path) -> None:
+        """Say on the disk which checkpoints this rank has no part in. Raises OSError."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                version, history = self._left_out.get_nowait()
+                files.leave_out(root, version, history, self._runtime.rank)
 
     def wait(self, seconds: float) -> bool:
         """Wait until nothing is being written. False if that takes longer."""
@@ -160,13 +180,20 @@ class CheckpointWriter:
         compares = self._runtime.settings.verify_every > 0
         files.prune(schedule.root, schedule.keep, self._worker.agreed if compares else None)
 
-    def _await_others(self, root: Path, meta: files.Meta, history: str, given_up: threading.Event) -> bool:
-        """Wait for every rank's files; a rank that was replaced in this step may never write them. False: given up."""
+    def _await_others(
+        self, root: Path, meta: files.Meta, history: str, given_up: threading.Event, is_last: bool
+    ) -> bool:
+        """Wait for every rank's files. False: given up, or a rank left this checkpoint out.
+
+        A rank that was replaced in this step may never write them.
+        """
         deadline = time.monotonic() + OTHERS_SECONDS
         missing = list(range(meta.world_size))
         while missing := [rank for rank in missing if not _is_written(root, meta, history, rank)]:
             if files.place_of(root, meta.version).exists():
                 return True
+            if not is_last and any(files.is_left_out(root, meta.version, history, rank) for rank in missing):
+                return False
             if time.monotonic() > deadline:
                 raise CheckpointError(f"rank {missing[0]} has not written its part of it")
             if given_up.wait(_POLL_SECONDS):
