@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from relight.training.carried.values.values import changed, put_back, remember
+from relight.training.state.values.marks import changed, put_back, remember
 
 
 class Node:

@@ -14,7 +14,7 @@ from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.words import Unsupported
 from relight.training.carried.values.trees.writer import Writer, write_down
-from relight.training.carried.values.values import changed, put_back, remember
+from relight.training.state.values.marks import changed, put_back, remember
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 Pair = namedtuple("Pair", "left right")

@@ -17,9 +17,9 @@ from relight.training.carried.values.parts import NoParts
 from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.words import Unsupported
 from relight.training.carried.values.trees.writer import Writer
-from relight.training.carried.values.values import changed, put_back, remember
 from relight.training.state.handed import objects
 from relight.training.state.handed.handed import Handed
+from relight.training.state.values.marks import changed, put_back, remember
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 RANK = 3

@@ -19,8 +19,8 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from relight.training.carried.code.refs import is_own_optimizer
-from relight.training.carried.values.values import changed, put_back, remember
 from relight.training.collectives.group import RelightProcessGroup
+from relight.training.state.values.marks import changed, put_back, remember
 from relight.training.torch_private.autograd import RUN_BACKWARD, at_backward, not_compiled, reset_scaler
 from relight.training.torch_private.distributed.ddp import BucketLayout, watch_wrappers, wrappers_made
 from relight.training.torch_private.distributed.groups import OPERATIONS, make_detached_group, make_generation_group

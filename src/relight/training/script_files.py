@@ -5,15 +5,17 @@ that calls `relight.Training` and asks for steps is therefore the script's own, 
 """
 
 import functools
+import inspect
 import sys
 import sysconfig
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 
 _PYTHON = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("purelib", "platlib"))
 _NAMES = ("/site-packages/", "/dist-packages/")  # of directories that packages are installed into
 _RELIGHT = str(Path(__file__).parents[1].resolve()) + "/"
+_files: dict[type, str] = {}  # of classes
 _adopted: set[str] = set()  # packages, or modules that are one file, that are the script's own
 
 
@@ -46,6 +48,27 @@ def is_script_module(name: str) -> bool:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
     return file is None or is_script_file(file)
+
+
+def file_of_type(kind: type) -> str:
+    """Return the file that defines a class; empty if none is known."""
+    found = _files.get(kind)
+    if found is None:
+        found = _files[kind] = _look_up_file(kind)
+    return found
+
+
+def _look_up_file(kind: type) -> str:
+    try:
+        return inspect.getfile(kind)
+    except (TypeError, OSError):
+        files = [m.__code__.co_filename for m in vars(kind).values() if isinstance(m, FunctionType)]
+        return next((name for name in files if is_script_file(name)), "")
+
+
+def is_user_type(kind: type) -> bool:
+    """Return whether a class is the user's own."""
+    return is_script_file(file_of_type(kind))
 
 
 def adopt_caller(frame: FrameType | None) -> None:

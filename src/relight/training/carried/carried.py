@@ -15,7 +15,7 @@ from relight.training.carried.finding.search import Search
 from relight.training.carried.rank_values import RankValues
 from relight.training.carried.succession import Adoption, Keeper
 from relight.training.carried.values.parts import Parts
-from relight.training.carried.values.values import changed, put_back
+from relight.training.state.values.marks import changed, put_back
 
 
 class Carried:

@@ -23,7 +23,7 @@ from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.places import MISSING, key_of
 from relight.training.carried.finding.survey import Survey
-from relight.training.carried.values.values import kind_of
+from relight.training.state.values.kinds import kind_of
 from relight.training.torch_private.tensors import is_plain_memory
 from relight.words import listed
 

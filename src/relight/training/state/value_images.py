@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from relight.training.state.modules.averages import same_bits
 from relight.training.state.optimizers.own_objects import is_own
+from relight.training.state.values.bits import same_bits
 from relight.transfer.io.typed import attributes_of
 
 _PLAIN = frozenset((float, int, bool, type(None), str))  # values that are not copied

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from relight.training.state.modules.averages import same_bits
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.value_images import Copies, Restorer, copied
+from relight.training.state.values.bits import same_bits
 from relight.training.torch_private.distributed.zero import state_of
 from relight.training.transaction.data_access import DataAccess
 from relight.transfer.io.codec import local_part

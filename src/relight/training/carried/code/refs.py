@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.script_files import is_script_file
+from relight.training.script_files import file_of_type, is_script_file, is_user_type
 from relight.training.torch_private.modules import modules_in, tables_in
 
 Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
@@ -49,7 +49,6 @@ class _Unknown:
 
 
 UNKNOWN: Any = _Unknown()
-_files: dict[type, str] = {}  # of classes
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
         return None
     if isinstance(value, nn.Module):
         inner = modules_in(value).get("module")
-        if inner is not None and not is_script_file(_file_of(type(value))):
+        if inner is not None and not is_script_file(file_of_type(type(value))):
             value, target = inner, Ref(None, inner)  # a wrapper: DistributedDataParallel
         return _if_user(inspect.getattr_static(type(value), "forward", None), target)
     return _if_user(inspect.getattr_static(type(value), "__call__", None), target)
@@ -278,26 +277,6 @@ def _if_user(function: Any, receiver: Ref | None) -> Callee | None:
     if not isinstance(function, types.FunctionType) or not is_script_file(function.__code__.co_filename):
         return None
     return Callee(function, receiver)
-
-
-def _file_of(kind: type) -> str:
-    found = _files.get(kind)
-    if found is None:
-        found = _files[kind] = _look_up_file(kind)
-    return found
-
-
-def _look_up_file(kind: type) -> str:
-    try:
-        return inspect.getfile(kind)
-    except (TypeError, OSError):
-        files = [m.__code__.co_filename for m in vars(kind).values() if isinstance(m, types.FunctionType)]
-        return next((name for name in files if is_script_file(name)), "")
-
-
-def is_user_type(kind: type) -> bool:
-    """Return whether a class is the user's own."""
-    return is_script_file(_file_of(kind))
 
 
 def is_generator(value: Any) -> bool:

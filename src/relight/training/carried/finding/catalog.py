@@ -18,7 +18,8 @@ from relight.training.carried.finding.unrepeatable import Caches, is_iterated
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
-from relight.training.carried.values.values import changed, kind_of, remember
+from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.marks import changed, remember
 
 _NAMED = 5  # places in a message
 

@@ -11,7 +11,8 @@ from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.places import MISSING, Spots
 from relight.training.carried.finding.survey import Survey, is_kept_with_modules
 from relight.training.carried.finding.watch import Watch
-from relight.training.carried.values.values import changed, kind_of, remember
+from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.marks import changed, remember
 
 FIRST_STEPS = 3
 

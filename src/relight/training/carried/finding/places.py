@@ -14,7 +14,7 @@ from torch import nn
 
 from relight.training.carried.code.refs import OWNERS, Place
 from relight.training.carried.values.parts import NoParts, Parts
-from relight.training.carried.values.values import attributes_of, kind_of
+from relight.training.state.values.kinds import attributes_of, kind_of
 from relight.training.torch_private.modules import buffers_in, hook_table, modules_in, parameters_in
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict

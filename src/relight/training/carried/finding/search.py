@@ -15,8 +15,8 @@ from relight.training.carried.finding.places import MISSING
 from relight.training.carried.reading.names import Found, names_of
 from relight.training.carried.values.trees.words import Unsupported, name_of
 from relight.training.carried.values.trees.writer import write_down
-from relight.training.carried.values.values import kind_of
 from relight.training.script_files import is_file_of_relight
+from relight.training.state.values.kinds import kind_of
 
 
 class Search:

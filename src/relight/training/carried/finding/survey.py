@@ -11,22 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.carried.code.refs import Place, is_added, is_own_optimizer, is_user_type
+from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.values.parts import Parts, is_part
-from relight.training.carried.values.states import generator_state, stream_state
-from relight.training.carried.values.values import (
-    Mark,
-    attributes_of,
-    gradient_of,
-    items_of,
-    kind_of,
-    members_in,
-    remember,
-)
-from relight.training.script_files import is_script_file
+from relight.training.script_files import is_script_file, is_user_type
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
+from relight.training.state.values.generators import generator_state, stream_state
+from relight.training.state.values.kinds import attributes_of, items_of, kind_of, members_in
+from relight.training.state.values.marks import Mark, gradient_of, remember
 from relight.training.torch_private.modules import (
     OWN_ATTRIBUTES,
     buffers_in,

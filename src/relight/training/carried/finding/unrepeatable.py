@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.carried.code.refs import is_user_type
-from relight.training.carried.values.values import Mark
+from relight.training.script_files import is_user_type
+from relight.training.state.values.marks import Mark
 
 _DRAWS = frozenset(
     "rand randn randint randperm rand_like randn_like randint_like normal uniform random choice choices shuffle sample "

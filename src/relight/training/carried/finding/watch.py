@@ -6,7 +6,8 @@ from typing import Any
 from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.places import MISSING, Spots
 from relight.training.carried.finding.survey import Survey
-from relight.training.carried.values.values import Mark, changed, kind_of, remember
+from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.marks import Mark, changed, remember
 
 _MOST = 256  # attributes: each takes a tenth of a microsecond, containers more
 _FEW = 32  # items of a container

@@ -7,15 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.carried.values.values import (
-    DEEPEST,
-    Mark,
-    attributes_of,
-    is_fixed,
-    items_of,
-    kind_of,
-    members_in,
-)
+from relight.training.state.values.kinds import attributes_of, is_fixed, items_of, kind_of, members_in
+from relight.training.state.values.marks import DEEPEST, Mark
 
 _OBJECTS = frozenset(
     {"list", "dict", "set", "deque", "object", "generator", "array", "objects", "bytearray", "tensor", "stream"}

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from relight.transfer.io.codec import local_part, tensor_digests
+from relight.training.state.values.bits import same_bits
+from relight.transfer.io.codec import local_part
 
 Key = tuple[str, str]  # of a buffer: the module that was handed over, and the buffer's name in it
 
@@ -110,12 +111,6 @@ class Averages:
         sources = {key: source for average in self._averages for key, source in average.sources.items()}
         for key in self.copied & sources.keys():
             self._slots.get(key).copy_(self._slots.get(sources[key]))
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return whether two tensors of one shape and dtype are equal, NaNs too; of divided ones, this rank's parts."""
-    left, right = local_part(left), local_part(right)
-    return torch.equal(left, right) or tensor_digests(left) == tensor_digests(right)
 
 
 def _move(mover: AveragedModel, count: int, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

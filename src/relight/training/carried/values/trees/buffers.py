@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from relight.training.carried.values.trees.words import TAG, Unsupported
-from relight.training.carried.values.values import blocks_in, kind_of
+from relight.training.state.values.kinds import blocks_in, kind_of
 from relight.transfer.io.codec import dtype_of, dtype_text
 
 

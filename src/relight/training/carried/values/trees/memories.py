@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from relight.training.carried.values.parts import Parts, is_part
-from relight.training.carried.values.values import blocks_in
+from relight.training.state.values.kinds import blocks_in
 
 
 class Memory:

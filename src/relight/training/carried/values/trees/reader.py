@@ -14,10 +14,10 @@ import torch
 
 from relight.training.carried.values.homes import STEP, Homes, label_of
 from relight.training.carried.values.parts import NoParts, Parts
-from relight.training.carried.values.states import set_generator_state, set_stream_state
 from relight.training.carried.values.trees.buffers import BufferReader
 from relight.training.carried.values.trees.words import TAG, Unsupported, class_name
-from relight.training.carried.values.values import STREAMS, attributes_of, base_of, fill, kind_of, kind_of_type, refill
+from relight.training.state.values.generators import set_generator_state, set_stream_state
+from relight.training.state.values.kinds import STREAMS, attributes_of, base_of, fill, kind_of, kind_of_type, refill
 from relight.training.torch_private.distributed.divided import describe_division, make_divided
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part

@@ -11,24 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.carried.code.refs import is_user_type
 from relight.training.carried.values.homes import STEP, Homes, is_one_object, label_of, members_of
 from relight.training.carried.values.parts import NoParts, Parts
-from relight.training.carried.values.states import generator_state, stream_state
 from relight.training.carried.values.trees.buffers import Buffers, write_view
 from relight.training.carried.values.trees.memories import Memories, Memory
 from relight.training.carried.values.trees.words import TAG, Unsupported, class_name, name_of
-from relight.training.carried.values.values import (
-    DEEPEST,
-    PLAIN,
-    attributes_beside,
-    gradient_of,
-    is_fixed,
-    items_of,
-    kind_of,
-    members_in,
-)
+from relight.training.script_files import is_user_type
 from relight.training.state.modules.references import NotNameable
+from relight.training.state.values.generators import generator_state, stream_state
+from relight.training.state.values.kinds import PLAIN, attributes_beside, is_fixed, items_of, kind_of, members_in
+from relight.training.state.values.marks import DEEPEST, gradient_of
 from relight.training.torch_private.distributed.divided import describe_division, is_on_mesh_of_any
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part

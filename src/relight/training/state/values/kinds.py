@@ -1,0 +1,166 @@
+"""Kinds of values that scripts keep from step to step, and the members of each, read without methods of the user's."""
+
+import functools
+import io
+import random
+import types
+import weakref
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator
+from threading import Lock, RLock
+from typing import Any
+
+import torch
+from torch import nn
+
+from relight.training.script_files import is_user_type
+from relight.training.torch_private.distributed.mesh import is_distributed
+from relight.training.torch_private.tensors import is_plain_memory
+from relight.transfer.io.constants import is_constant_type
+
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_CONTAINERS: dict[str, tuple[type, ...]] = {
+    "list": (list,),
+    "deque": (deque,),
+    "dict": (dict, OrderedDict, defaultdict, Counter),
+    "set": (set, frozenset),
+}
+_BASES: tuple[Any, ...] = (OrderedDict, dict, list, deque, set, frozenset, tuple)
+STREAMS: tuple[type, ...] = (io.StringIO, io.BytesIO)
+_WITHOUT = frozenset({torch.Tensor, nn.Parameter, list, deque, dict, defaultdict, Counter, set, frozenset})
+_FIXED = (
+    functools.partial,
+    types.FunctionType,
+    types.MethodType,
+    weakref.ref,
+    weakref.ProxyType,
+    type(Lock()),
+    type(RLock()),
+)
+_LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.")  # classes of libraries
+_LOOKED_INTO = 4  # containers, one inside another
+_kinds: dict[type, str] = {}
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value; "opaque" is one that cannot be carried."""
+    kind = type(value)
+    found = _kinds.get(kind)
+    if found is None:
+        found = _kinds[kind] = kind_of_type(kind)
+    if found == "tensor":
+        return found if is_plain_memory(value) or is_distributed(value) else "opaque"
+    return "objects" if found == "array" and value.dtype.kind == "O" and value.ndim else found
+
+
+def kind_of_type(kind: type) -> str:
+    if kind in PLAIN or is_constant_type(kind):
+        return "plain"
+    if issubclass(kind, torch.Tensor):
+        return "tensor"
+    if kind.__module__.partition(".")[0] == "numpy":
+        return _kind_of_numpy(kind)
+    if issubclass(kind, tuple):
+        return "tuple"
+    for name, base in _CONTAINERS.items():
+        if issubclass(kind, base) and (kind in base or is_user_type(kind)):
+            return name
+    if kind is bytearray or kind is array:
+        return "bytearray"
+    if kind is torch.Generator or (issubclass(kind, random.Random) and kind is not random.SystemRandom):
+        return "generator"
+    if kind in STREAMS:
+        return "stream"
+    return "object" if _is_plain_class(kind) else "opaque"
+
+
+def _kind_of_numpy(kind: type) -> str:
+    import numpy as np
+
+    if issubclass(kind, np.generic):
+        is_plain = issubclass(kind, (np.number, np.bool_, np.character, np.datetime64))
+        return "number" if is_plain else "opaque"
+    if kind in (np.ndarray, np.recarray, np.matrix):
+        return "array"
+    generators = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    return "generator" if issubclass(kind, generators) else "opaque"
+
+
+def is_fixed(value: Any) -> bool:
+    """Return whether it holds nothing that a step could change: each process has its own."""
+    return issubclass(type(value), _FIXED)
+
+
+def _is_plain_class(kind: type) -> bool:
+    """Return whether all that an object of this class is lies in its attributes."""
+    if issubclass(kind, (nn.Module, torch.optim.Optimizer, BaseException, type, types.ModuleType)):
+        return False
+    is_own = is_user_type(kind) or kind.__module__.startswith(_LIKE_OWN) or kind is types.SimpleNamespace
+    is_own |= issubclass(kind, (torch.distributions.Distribution, torch.quasirandom.SobolEngine))
+    has_room = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__[:-1])
+    return is_own and has_room and not issubclass(kind, (list, dict, set, deque, str, bytes, int, float))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The memory of an object of a plain class."""
+    found = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
+
+
+def attributes_beside(value: Any) -> dict[str, Any]:
+    """Attributes that a tensor or container has beside its contents: of a class of the user's, or of a state_dict()."""
+    if type(value) in _WITHOUT:
+        return {}
+    found: dict[str, Any] = getattr(value, "__dict__", {})
+    return {} if found is value else found
+
+
+def base_of(value: Any) -> Any:
+    """The class whose methods are not the user's."""
+    return next(base for base in _BASES if isinstance(value, base))
+
+
+def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """Keys and values of a dict, without methods of the user's."""
+    return base_of(value).items(value)  # type: ignore[no-any-return]
+
+
+def blocks_in(value: Any, kinds: Collection[str], depth: int = _LOOKED_INTO) -> Iterator[Any]:
+    """The tensors or arrays, by their kinds, that a value consists of or holds."""
+    kind = kind_of(value)
+    if kind in kinds:
+        yield value
+    elif depth and kind in ("list", "tuple", "deque", "dict", "object", "objects"):
+        for one in members_in(kind, value):
+            yield from blocks_in(one, kinds, depth - 1)
+
+
+def members_in(kind: str, value: Any) -> Iterable[Any]:
+    """Members of a value of this kind, without methods of the user's."""
+    if kind == "dict":
+        return base_of(value).values(value)  # type: ignore[no-any-return]
+    if kind == "object":
+        return attributes_of(value).values()
+    return value.flat if kind == "objects" else base_of(value).__iter__(value)  # type: ignore[no-any-return]
+
+
+def refill(mapping: dict[Any, Any], items: Iterable[tuple[Any, Any]]) -> None:
+    """Give a dict these items instead of its own, without methods of the user's."""
+    base = base_of(mapping)
+    base.clear(mapping)
+    for key, value in items:
+        base.__setitem__(mapping, key, value)
+
+
+def fill(objects: Any, members: Iterable[Any]) -> None:
+    """Put objects into a NumPy array of objects, in its order."""
+    import numpy as np
+
+    for index, one in zip(np.ndindex(objects.shape), members, strict=True):
+        objects[index] = one
