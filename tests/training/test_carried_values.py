@@ -39,6 +39,19 @@ class Slotted:
         self.count = 1
 
 
+class Hidden:
+    __slots__ = ("__count",)
+
+    def __init__(self) -> None:
+        self.__count = 1
+
+    def grow(self) -> None:
+        self.__count += 1
+
+    def __repr__(self) -> str:
+        return f"{self.__count}"
+
+
 class Latents(torch.Tensor):
     bounds: list[int]
 
@@ -96,6 +109,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "attribute of a dataclass": (Meter, lambda v: setattr(v, "total", 4.0)),
     "new attribute": (Meter, lambda v: setattr(v, "fresh", 4.0)),
     "slots": (Slotted, lambda v: setattr(v, "count", 4)),
+    "slots with hidden names": (Hidden, lambda v: v.grow()),
     "objects in a list": (lambda: [Meter(), Meter(2.0)], lambda v: v[1].recent.append(1.0)),
     "buffer of transitions": (
         lambda: deque([(torch.ones(2), 0.5, False)]),

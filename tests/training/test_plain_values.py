@@ -1,17 +1,26 @@
 """Plain values that a rank keeps of its layers' attributes."""
 
-from typing import Any, NamedTuple
+from collections import OrderedDict, defaultdict
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from relight.training.state.modules.plain_values import MOST_BYTES, pack, plain_bytes, put_back, unpack
+from relight.training.state.modules.plain_values import MOST_BYTES, pack, plain_bytes, put_in_place, unpack
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 
-class Pair(NamedTuple):
-    first: int
-    second: int
+class Bare:
+    pass
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+class Words(list[str]):
+    """A container of a class of its own."""
 
 
 def kept(value: Any) -> Any:
@@ -45,7 +54,7 @@ def test_a_leaf_goes_on_requiring_a_gradient() -> None:
 def test_no_value_is_written_through_a_graph() -> None:
     mine = torch.ones(3, requires_grad=True) * 2
     given = torch.zeros(3)
-    assert put_back(mine, given) is given
+    assert put_in_place(mine, given) is given
     assert mine.tolist() == [2.0, 2.0, 2.0]
 
 
@@ -57,9 +66,33 @@ def test_no_value_is_written_through_a_graph() -> None:
         pytest.param(torch.nested.nested_tensor([torch.ones(1)]), id="nested"),
         pytest.param(torch.empty(2, device="meta"), id="without memory"),
         pytest.param(torch.empty(MOST_BYTES), id="large"),
-        pytest.param(Pair(1, 2), id="named tuple"),
+        pytest.param({torch.ones(1)}, id="tensors in a set"),
+        pytest.param({torch.ones(1): 1}, id="tensors as keys"),
+        pytest.param(Bare(), id="object"),
+        pytest.param(defaultdict(lambda: 1), id="function without a name"),
+        pytest.param(np.array([None]), id="array of objects"),
+        pytest.param(CYCLE, id="contains itself"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_not_plain(value: Any) -> None:
     assert plain_bytes(value, in_graphs=True) is None
+
+
+def test_attributes_beside_what_a_container_holds_are_kept() -> None:
+    words = Words(["a", "b"])
+    vars(words)["seen"] = 3
+    again = kept(words)
+    assert (type(again), again, vars(again)) == (Words, ["a", "b"], {"seen": 3})
+    mine = Words(["c"])
+    vars(mine)["gone"] = 1
+    assert put_in_place(mine, again) is mine
+    assert (mine, vars(mine)) == (["a", "b"], {"seen": 3})
+
+
+def test_the_order_of_keys_is_kept() -> None:
+    ordered = OrderedDict(a=1, b=2)
+    ordered.move_to_end("a")
+    mine = OrderedDict(a=0, b=0)
+    assert list(put_in_place(mine, kept(ordered)).items()) == [("b", 2), ("a", 1)]
+    assert list(mine) == ["b", "a"]

@@ -1,5 +1,6 @@
 """Trees survive the trip to bytes and back, bit for bit, and what cannot be carried is named."""
 
+import enum
 import itertools
 import math
 import random
@@ -128,6 +129,12 @@ def test_streams_of_python() -> None:
 def test_what_cannot_be_carried_is_named_with_its_path() -> None:
     with pytest.raises(UsageError, match=r"optimizer\.groups\[0\]\.callback is a builtins\.function"):
         Flat({"optimizer": {"groups": [{"callback": lambda: None}]}})
+
+
+def test_an_enumeration_that_another_process_does_not_find_is_named_with_its_path() -> None:
+    local = enum.Enum("local", "A B")
+    with pytest.raises(UsageError, match=r"state\.mode is of the class local, which another process cannot find"):
+        encode_tree({"mode": local["A"]}, "state")
 
 
 def test_sets_are_written_in_one_order() -> None:

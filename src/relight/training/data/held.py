@@ -9,6 +9,7 @@ import xxhash
 
 from relight.training.data.reach import ABSENT, GENERATORS, Generator, Reach, is_small, numpy
 from relight.training.state.value_images import Objects, can_change, copied, same_values
+from relight.training.state.values.generators import generator_state, set_generator_state
 
 State = dict[str, Any]
 
@@ -95,7 +96,9 @@ def state_of(generator: Generator) -> tuple[str, Any]:
     if isinstance(generator, torch.Generator):
         return "torch", generator.get_state().numpy().tobytes()
     if _is_numpy(generator, "Generator"):
-        return "numpy", _without_arrays(generator.bit_generator.state)
+        return "numpy", _without_arrays(generator_state(generator))
+    if _is_numpy(generator, "SeedSequence"):
+        return "numpy seeds", _without_arrays(generator_state(generator))
     if _is_numpy(generator, "RandomState"):
         return "numpy legacy", _without_arrays(generator.get_state(legacy=False))
     version, words, gauss = generator.getstate()
@@ -107,8 +110,8 @@ def set_state(generator: Generator, kept: tuple[str, Any]) -> None:
     state = kept[1]
     if isinstance(generator, torch.Generator):
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    elif _is_numpy(generator, "Generator"):
-        generator.bit_generator.state = state
+    elif _is_numpy(generator, "Generator") or _is_numpy(generator, "SeedSequence"):
+        set_generator_state(generator, state)
     elif _is_numpy(generator, "RandomState"):
         generator.set_state(state)
     else:
@@ -124,7 +127,9 @@ def reseed(generators: dict[str, Generator], seed: int) -> None:
         if isinstance(generator, torch.Generator):
             generator.manual_seed(value & (2**63 - 1))
         elif _is_numpy(generator, "Generator"):
-            generator.bit_generator.state = type(generator.bit_generator)(value).state
+            set_generator_state(generator, generator_state(type(generator.bit_generator)(value)))
+        elif _is_numpy(generator, "SeedSequence"):
+            set_generator_state(generator, generator_state(numpy.random.SeedSequence(value)))
         elif _is_numpy(generator, "RandomState"):
             generator.seed(value & 0xFFFFFFFF)
         else:
@@ -148,4 +153,6 @@ def _make(kept: tuple[str, Any]) -> Generator:
         return torch.Generator()
     if kind == "numpy":
         return numpy.random.Generator(getattr(numpy.random, state["bit_generator"])())
+    if kind == "numpy seeds":
+        return numpy.random.SeedSequence()
     return numpy.random.RandomState() if kind == "numpy legacy" else random.Random()

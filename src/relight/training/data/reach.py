@@ -53,7 +53,7 @@ Generator = Any  # one of these
 GENERATORS: tuple[type, ...] = (torch.Generator, random.Random)
 _GLOBAL = [torch.default_generator, random._inst]
 if numpy:
-    GENERATORS += (numpy.random.Generator, numpy.random.RandomState)
+    GENERATORS += (numpy.random.Generator, numpy.random.RandomState, numpy.random.SeedSequence)
     _GLOBAL.append(numpy.random.mtrand._rand)
 
 

@@ -5,6 +5,7 @@ code is run there.
 """
 
 import dataclasses
+import enum
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ def write_typed(value: Any, path: str, write: Write) -> tuple[str, Node] | None:
     """Return kind and node of a value whose class matters, None for any other. Raises UsageError, with the path."""
     kind = type(value)
     if is_constant_type(kind):
+        if issubclass(kind, enum.Enum):
+            _name_of(kind, path)  # or a process that reads it does not find it
         written = write_constant(value)
         return None if written is None else ("constant", {"c": written[0], "v": write(written[1], path)})
     if dataclasses.is_dataclass(kind) and not issubclass(kind, _BASES):
@@ -60,36 +63,45 @@ def read_typed(tag: str, node: Node, read: Callable[[Any], Any]) -> Any:
         for name, one in node["v"]:
             object.__setattr__(made, name, read(one))
         return made
-    made = _filled(kind, node, read)
+    made = _read_container(kind, node, read)
     if "a" in node:
         vars(made).update(read(node["a"]))
     return made
 
 
-def _filled(kind: Any, node: Node, read: Callable[[Any], Any]) -> Any:
+def _read_container(kind: Any, node: Node, read: Callable[[Any], Any]) -> Any:
     if issubclass(kind, dict):
-        made = kind.__new__(kind)
-        if "f" in node:
-            made.default_factory = callable_of(node["f"])
-        put = OrderedDict.__setitem__ if issubclass(kind, OrderedDict) else dict.__setitem__
-        for key, one in node["v"]:
-            put(made, read(key), read(one))
-        return made
-    members = [read(one) for one in node["v"]]
+        factory = callable_of(node["f"]) if "f" in node else None
+        return filled(kind, [(read(key), read(one)) for key, one in node["v"]], factory=factory)
+    return filled(kind, [read(one) for one in node["v"]], size=node.get("n"))
+
+
+def filled(kind: Any, members: list[Any], *, size: int | None = None, factory: Any = None) -> Any:
+    """Return a container of this class that holds these members, without running any code of its own.
+
+    Args:
+        members: of a dict, its keys and values.
+        size: `maxlen` of a deque.
+        factory: `default_factory` of a defaultdict.
+    """
     if issubclass(kind, tuple):
         is_of_torch = hasattr(kind, "n_sequence_fields")  # torch.return_types, and others made in C
         return kind(members) if is_of_torch else tuple.__new__(kind, members)
     if issubclass(kind, frozenset):
         return frozenset.__new__(kind, members)
     made = kind.__new__(kind)
-    if issubclass(kind, deque):
-        deque.__init__(made, members, node["n"])
+    if issubclass(kind, dict):
+        if factory is not None:
+            made.default_factory = factory
+        put = OrderedDict.__setitem__ if issubclass(kind, OrderedDict) else dict.__setitem__
+        for key, one in members:
+            put(made, key, one)
+    elif issubclass(kind, deque):
+        deque.__init__(made, members, size)
     elif issubclass(kind, set):
         set.update(made, members)
-    elif issubclass(kind, list):
-        list.extend(made, members)
     else:
-        raise _unknown(node["c"])
+        list.extend(made, members)
     return made
 
 

@@ -284,7 +284,11 @@ def is_generator(value: Any) -> bool:
     if isinstance(value, (torch.Generator, random.Random)):
         return True
     kind = type(value)
-    return kind.__module__.partition(".")[0] == "numpy" and kind.__name__ in ("Generator", "RandomState")
+    return kind.__module__.partition(".")[0] == "numpy" and kind.__name__ in (
+        "Generator",
+        "RandomState",
+        "SeedSequence",
+    )
 
 
 def is_iterator(value: Any) -> bool:

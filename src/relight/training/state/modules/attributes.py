@@ -8,11 +8,9 @@ those that change are copied at the start of every step from then on.
 Attributes that change and hold plain values are state of this rank alone, like buffers that change in forward.
 """
 
-import collections
-import copy
 import dis
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
@@ -29,13 +27,14 @@ from relight.training.state.modules.plain_values import (
     is_mutable,
     pack,
     plain_bytes,
-    put_back,
+    put_in_place,
     unpack,
 )
 from relight.training.state.modules.slots import memory_of
+from relight.training.state.values.marks import changed, put_back, remember
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, parameters_in, tables_in
-from relight.transfer.io.codec import decode_tree, encode_tree
+from relight.transfer.io.codec import encode_tree
 
 _MISSING = object()
 # Undone with a step, and never state: torch's own, and of Lightning's modules the name of the hook that is called just
@@ -66,11 +65,11 @@ class AttributeLog:
         self._state: dict[str, Key] = {}  # attributes that are state, by their paths
         self._looked_at: set[Key] = set()
         self._change_in_place: set[Key] = set()  # containers that steps change without assigning them
-        self._in_place: dict[Key, Any] = {}  # these, as they were when the step began
-        # Containers that the step is not known to change, as they were; and those that no step has changed so far, of
-        # modules of the script's own.
-        self._compared: dict[Key, tuple[Any, bytes]] = {}
-        self._steady: dict[Key, tuple[Any, bytes]] = {}
+        # Marks of these when the step began; of containers that the step is not known to change; and of those that no
+        # step has changed so far, of modules of the script's own.
+        self._in_place: dict[Key, Any] = {}
+        self._compared: dict[Key, Any] = {}
+        self._steady: dict[Key, Any] = {}
         self._orders: dict[
             int, tuple[dict[str, Any], list[str]]
         ] = {}  # of tables from which the step deleted something
@@ -155,9 +154,12 @@ class AttributeLog:
         self._orders.clear()
         self._recording = True
         self._hooks.begin()
+        is_view = self._view_test()
         values = {key: self._value(key) for key in self._change_in_place}
-        self._in_place = {key: copy.deepcopy(value) for key, value in values.items() if plain_bytes(value) is not None}
-        self._compared = {key: (value, seen) for key, value, seen in self._excerpts()} if learning else self._steady
+        self._in_place = {
+            key: remember(value, is_part=is_view) for key, value in values.items() if plain_bytes(value) is not None
+        }
+        self._compared = dict(self._excerpts(is_view)) if learning else self._steady
 
     def roll_back(self) -> None:
         """Make every attribute and hook what it was when the step began."""
@@ -178,15 +180,9 @@ class AttributeLog:
             holder.clear()
             holder.update(members)
         self._orders.clear()
-        for key, (value, before) in self._compared.items():
-            if self._seen(value) != before:
-                value = put_back(value, unpack(decode_tree(before)), self._is_view)  # noqa: PLW2901
-            vars(self._paths[key[0]][1])[key[1]] = value
-        self._compared = {}
-        for (module_id, name), value in self._in_place.items():
-            tables = vars(self._paths[module_id][1])
-            if name in tables:
-                tables[name] = put_back(tables[name], copy.deepcopy(value), self._is_view)
+        for (module_id, name), mark in (*self._compared.items(), *self._in_place.items()):
+            vars(self._paths[module_id][1])[name] = put_back(mark)
+        self._compared, self._in_place = {}, {}
 
     def notice(self) -> None:
         """Find, in front of the barrier, which of the changed attributes are state.
@@ -218,9 +214,9 @@ class AttributeLog:
         self._recording = False
 
     def _compare_containers(self) -> None:
-        for key, (value, before) in self._compared.items():
-            replaced = self._value(key) is not value and key not in self._before  # past `__setattr__`
-            if replaced or self._seen(value) != before:
+        for key, mark in self._compared.items():
+            # One that was assigned may be another object now; else it was replaced past `__setattr__`.
+            if changed(mark, mark.value if key in self._before else self._value(key)):
                 self._change_in_place.add(key)
                 self._state[self._path(key)] = key
 
@@ -237,7 +233,8 @@ class AttributeLog:
         """Return the values of all attributes that are state, by their paths; only plain values."""
         values = {path: self._value(key) for path, key in sorted(self._state.items())}
         plain = {path: value for path, value in values.items() if plain_bytes(value, in_graphs=True) is not None}
-        return {path: pack(value) for path, value in plain.items() if not self._is_view(value)}
+        is_view = self._view_test()
+        return {path: pack(value) for path, value in plain.items() if not is_view(value)}
 
     def number(self) -> int:
         """Return the number that stands for these values in an all-reduce; 0 if there are none."""
@@ -250,7 +247,7 @@ class AttributeLog:
 
     def adopt(self, tree: Mapping[str, Any]) -> None:
         """Set the attributes to the values that `private` returned on this rank."""
-        modules = dict(self._paths.values())
+        modules, is_view = dict(self._paths.values()), self._view_test()
         for path, packed in tree.items():
             owner, name = path.rsplit("/", 1)
             module = modules.get(owner)
@@ -259,8 +256,8 @@ class AttributeLog:
                 value = unpack(packed)
                 mine = vars(module).get(name)
                 # What is a view of a parameter here, and of its own there, must not be written through.
-                own = is_mutable(mine) and not self._is_view(mine)
-                vars(module)[name] = put_back(mine, value, self._is_view) if own else value
+                own = is_mutable(mine) and not is_view(mine)
+                vars(module)[name] = put_in_place(mine, value, is_view) if own else value
 
     def _is_own(self, key: Key) -> bool:
         """Return whether a module is of a class of the script's own: torch's change none of their containers late."""
@@ -272,31 +269,36 @@ class AttributeLog:
     def _path(self, key: Key) -> str:
         return f"{self._paths[key[0]][0]}/{key[1]}"
 
-    def _excerpts(self) -> Iterator[tuple[Key, Any, bytes]]:
-        """Small containers among the attributes, and what is in them."""
+    def _excerpts(self, is_view: Callable[[Any], bool]) -> Iterator[tuple[Key, Any]]:
+        """Small containers among the attributes, as they are now."""
         for module_id, (_, module) in self._paths.items():
             for name, value in vars(module).items():
-                if name not in OWN_ATTRIBUTES and is_mutable(value) and not self._is_view(value):
+                if name not in OWN_ATTRIBUTES and is_mutable(value) and not is_view(value):
                     size = plain_bytes(value)
                     if size is not None and size <= EXCERPT_BYTES:
-                        yield (module_id, name), value, self._seen(value)
+                        yield (module_id, name), remember(value, is_part=is_view)
 
-    def _is_view(self, value: Any) -> bool:
-        """True if a tensor shares memory with a parameter or buffer, as `spectral_norm`'s `weight` does at first."""
-        memory = memory_of(value) if isinstance(value, torch.Tensor) else 0
-        return memory != 0 and any(
-            tensor is not None and not is_lazy(tensor) and memory_of(tensor) == memory
-            for _, module in self._paths.values()
-            for tensor in (*parameters_in(module).values(), *buffers_in(module).values())
-        )
+    def _view_test(self) -> Callable[[Any], bool]:
+        """Return a test whether a tensor shares memory with a parameter or buffer now, as `spectral_norm`'s `weight`.
 
-    @staticmethod
-    def _seen(value: Any) -> bytes:
-        """Its content, to be compared; nothing while it holds what has no plain value, such as works of collectives."""
-        try:
-            return encode_tree(pack(value), "attribute")
-        except UsageError:
-            return b""
+        Such a tensor is put back with the state that it is a view of.
+        """
+        memories: set[int] = set()
+
+        def is_view(value: Any) -> bool:
+            if not isinstance(value, torch.Tensor) or not (memory := memory_of(value)):
+                return False
+            if not memories:
+                memories.update(self._memories())
+            return memory in memories
+
+        return is_view
+
+    def _memories(self) -> Iterator[int]:
+        for _, module in self._paths.values():
+            for tensor in (*parameters_in(module).values(), *buffers_in(module).values()):
+                if tensor is not None and not is_lazy(tensor):
+                    yield memory_of(tensor)
 
 
 def _refuse_what_is_not_kept(module: nn.Module, path: str, before: torch.Tensor, value: Any) -> None:
@@ -324,7 +326,7 @@ def _is_state(module: nn.Module, name: str, value: Any) -> bool:
     """
     if plain_bytes(value, in_graphs=True) is None:
         return False
-    if isinstance(value, (torch.Tensor, list, dict, tuple, set, collections.deque)):
+    if is_mutable(value) or isinstance(value, (tuple, frozenset)):
         return any(reads_first(method, name) for method in _methods_of(module))
     return True
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+_SEEDS = "seed_seq"  # beside the state that NumPy itself gives a generator
+
 
 def stream_state(value: Any) -> tuple[Any, int]:
     """The memory of a file in memory: its contents, and where it is read or written next. Closed ones hold nothing."""
@@ -22,12 +24,21 @@ def set_stream_state(value: Any, state: tuple[Any, int]) -> None:
 
 
 def generator_state(value: Any) -> Any:
-    """The memory of an object that random numbers are drawn from."""
+    """The memory of an object that random numbers, or seeds, are drawn from.
+
+    One of NumPy's generators also counts the generators that it has spawned.
+    """
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):
         return value.getstate()
-    return value.get_state() if hasattr(value, "get_state") else getattr(value, "bit_generator", value).state
+    if hasattr(value, "get_state"):
+        return value.get_state()
+    if is_seeds(value):
+        return value.state
+    bits = getattr(value, "bit_generator", value)
+    seeds = getattr(bits, "seed_seq", None)
+    return {**bits.state, _SEEDS: seeds.state} if seeds is not None and is_seeds(seeds) else bits.state
 
 
 def set_generator_state(value: Any, state: Any) -> None:
@@ -37,8 +48,25 @@ def set_generator_state(value: Any, state: Any) -> None:
         value.setstate(state)
     elif hasattr(value, "set_state"):
         value.set_state(state)
+    elif is_seeds(value):
+        _set_seeds(value, state)
     else:
-        getattr(value, "bit_generator", value).state = state
+        bits = getattr(value, "bit_generator", value)
+        bits.state = {name: one for name, one in state.items() if name != _SEEDS}
+        if _SEEDS in state and is_seeds(seeds := getattr(bits, "seed_seq", None)):
+            _set_seeds(seeds, state[_SEEDS])
+
+
+def is_seeds(value: Any) -> bool:
+    """Return whether it is a `numpy.random.SeedSequence`."""
+    kind = type(value)
+    return kind.__name__ == "SeedSequence" and kind.__module__.startswith("numpy.")
+
+
+def _set_seeds(seeds: Any, state: dict[str, Any]) -> None:
+    """Make a SeedSequence one of this state, as unpickling it would: NumPy has no other way to set one."""
+    if not same_state(seeds.state, state):
+        seeds.__setstate__(type(seeds)(**state).__reduce__()[2])
 
 
 def same_state(left: Any, right: Any) -> bool:

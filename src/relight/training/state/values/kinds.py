@@ -17,7 +17,7 @@ from torch import nn
 from relight.training.script_files import is_user_type
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import is_plain_memory
-from relight.transfer.io.constants import is_constant_type
+from relight.transfer.io.constants import callable_of, is_constant_type
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _CONTAINERS: dict[str, tuple[type, ...]] = {
@@ -83,8 +83,13 @@ def _kind_of_numpy(kind: type) -> str:
         return "number" if is_plain else "opaque"
     if kind in (np.ndarray, np.recarray, np.matrix):
         return "array"
-    generators = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    generators = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, np.random.SeedSequence)
     return "generator" if issubclass(kind, generators) else "opaque"
+
+
+def is_found_by_name(its_class: Any) -> bool:
+    """Return whether another process finds this very class by its name."""
+    return callable_of(f"{its_class.__module__}:{its_class.__qualname__}") is its_class
 
 
 def is_fixed(value: Any) -> bool:
@@ -107,7 +112,9 @@ def attributes_of(value: Any) -> dict[str, Any]:
     found = dict(getattr(value, "__dict__", {}))
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            is_hidden = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{base.__name__.lstrip('_')}{slot}" if is_hidden else slot
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 found[name] = getattr(value, name)
     return found

@@ -234,7 +234,7 @@ def _read_generator(tree: Any, old: Any) -> Any:
 def _new_generator(kind: str, state: Any) -> Any:
     if isinstance(state, tuple) and kind not in ("Random", "RandomState"):
         raise Unsupported(f"a {kind}, which this process does not have")
-    if isinstance(state, dict) and kind == state["bit_generator"]:
+    if isinstance(state, dict) and kind in ("SeedSequence", state.get("bit_generator")):
         import numpy as np
 
         return getattr(np.random, kind)()
