@@ -43,7 +43,7 @@ def test_a_state_is_put_back(name: str) -> None:
     assert draw(other) == drawn
 
 
-@pytest.mark.parametrize("name", ALL.keys() - {"bits"})
+@pytest.mark.parametrize("name", [name for name in ALL if name != "bits"])
 def test_a_dataset_s_generator(name: str) -> None:
     make, draw = ALL[name]
     value = make(3)
