@@ -124,7 +124,7 @@ def test_an_answer_of_no_use_is_told(api: Api, answer: tuple[int, bytes], says: 
 
 
 def keeper(said: list[str]) -> LeaseKeeper:
-    return LeaseKeeper("relight", "a", 15, said.append)
+    return LeaseKeeper(LeaseServer("relight", 15), "a", 15, said.append)
 
 
 def test_a_keeper_holds_the_lease_and_gives_it_up(api: Api) -> None:

@@ -148,9 +148,12 @@ class Slurm:
         self._start("slurmctld", self._inside(HEAD, "slurmctld", "-D", "-f", conf))
         for node in NODES:
             (self.base / "spool" / node).mkdir()
-            self._start(node, self._inside(node, "slurmd", "-D", "-N", node, "-f", conf))
+            self._start_node(node)
         self.wait_until(lambda: set(self.states().values()) == {"idle"}, "all nodes are idle")
         return self
+
+    def _start_node(self, node: str) -> None:
+        self._start(node, self._inside(node, "slurmd", "-D", "-N", node, "-f", str(self.base / "slurm.conf")))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -202,13 +205,23 @@ class Slurm:
         return time.monotonic() - begun
 
     # --- what happens to nodes --------------------------------------------------------------------------------------
-    def lose(self, node: str) -> None:
-        """Cut a node off, and kill its slurmd. All else on it runs on."""
+    def lose(self, node: str, *, dies: bool = False) -> None:
+        """Cut a node off, and kill its slurmd, or all that runs there if it `dies`. It still reaches the storage."""
         self._link(node, "down")
         for process in self.processes(node):
             with contextlib.suppress(psutil.Error):
-                if process.name() == "slurmd":
+                if dies or process.name() == "slurmd":
                     process.kill()
+
+    def bring_back(self, node: str) -> None:
+        """Start a lost node anew, as a machine is: nothing runs on it but its slurmd."""
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._daemons[node].wait(10.0)
+        self._link(node, "up")
+        self._start_node(node)
+        self.wait_until(lambda: self.states().get(node) == "idle", f"{node} is back")
 
     def _link(self, node: str, state: str) -> None:
         port = f"port{[HEAD, *NODES].index(node)}"
@@ -251,7 +264,7 @@ class SlurmJob:
         token.chmod(0o600)
         run = (
             *("--nproc-per-node", str(training.ranks // 3), "--oversubscribe", "--preload", "torch"),
-            *("--agent-timeout-seconds", "4", "--hang-timeout-seconds", "30"),
+            *("--agent-timeout-seconds", "4", "--hang-timeout-seconds", "30", *flags),
             *(str(PROGRAMS / training.program), "--steps", str(training.steps), *training.arguments),
             *("--save", str(self._final), "--hold", str(self._hold)),
         )

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 STEPS = 305
 TRAINING = Training(ranks=3, steps=STEPS, arguments=("--pause", "0.2", "--tell", "--hold-at", str(STEPS - 5)))
+PATIENT = ("--agent-timeout-seconds", "10")  # than Slurm is, when a host that hears no other one asks it
 UNPAUSED = Training(ranks=3, steps=STEPS, arguments=("--tell",))  # the same bits; there is nothing to wait for
 
 
@@ -31,6 +32,11 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """This training on one host, undisturbed."""
     directories = iter([tmp_path_factory.mktemp("reference")])
     return Bench(lambda: next(directories)).reference(UNPAUSED)
+
+
+def joined(job: SlurmJob, agent: str) -> bool:
+    """Return whether the controller has taken a host in. What it says is lost with srun, on the first node."""
+    return any('"AgentJoined"' in line and f'"{agent}"' in line for line in job.journal().splitlines())
 
 
 def test_scancel_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
@@ -78,7 +84,6 @@ def test_at_the_time_limit_the_job_is_queued_again(slurm: Slurm, tmp_path: Path,
 def test_a_lost_node_is_replaced_by_the_spare_and_the_spare_by_an_order(
     slurm: Slurm, tmp_path: Path, reference: Outcome
 ) -> None:
-    """The last test: the node that is lost does not come back."""
     job = SlurmJob(slurm, tmp_path, TRAINING)
     job.until_it_trains()
     slurm.lose("n3")
@@ -90,5 +95,47 @@ def test_a_lost_node_is_replaced_by_the_spare_and_the_spare_by_an_order(
     outcome = job.wait()
     check_survived(outcome, reference)
     job.check_nothing_is_left("n3")
+    slurm.bring_back("n3")
     assert [(f.rank, f.kind) for f in outcome.report.failures] == [(2, "host lost")], outcome.describe()
     assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
+
+
+@pytest.mark.parametrize("way", ["dead", "cut off"])
+def test_the_controller_moves_when_the_first_node_is_lost(
+    slurm: Slurm, tmp_path: Path, reference: Outcome, way: str
+) -> None:
+    """The batch script is lost with that node, so Slurm alone would keep the job until its time limit."""
+    job = SlurmJob(slurm, tmp_path, TRAINING, flags=(*PATIENT, "--lease-seconds", "6"))
+    job.until_it_trains()
+    slurm.lose("n1", dies=way == "dead")
+    seconds = job.wait_until(lambda: "recovered in" in job.journal(), "it trains again")
+    print(f"first node {way}: training again after {seconds:.1f} s")
+    seconds += job.wait_until(lambda: joined(job, "ordered-1"), "another spare is there")
+    print(f"first node {way}: another spare joined after {seconds:.1f} s")
+    job.release()
+    seconds = job.wait_until(lambda: slurm.job_state(job.number) == "COMPLETED", "Slurm knows of the end")
+    print(f"first node {way}: Slurm has the job as completed {seconds:.1f} s after it was told to go on")
+    outcome = job.wait()
+    check_survived(outcome, reference)
+    job.check_nothing_is_left("n1")
+    slurm.bring_back("n1")
+    assert [(f.rank, f.kind) for f in outcome.report.failures] == [(0, "host lost")], outcome.describe()
+    assert outcome.report.controller_restarts == 1, outcome.describe()
+
+
+def test_a_job_without_a_controller_is_queued_again(slurm: Slurm, tmp_path: Path, reference: Outcome) -> None:
+    arguments = (*TRAINING.arguments, "--checkpoint", str(tmp_path / "checkpoints"), "--checkpoint-every", "1")
+    training = Training(ranks=3, steps=STEPS, arguments=arguments)
+    job = SlurmJob(slurm, tmp_path, training, "--fixed-controller", flags=("--controller-timeout-seconds", "10"))
+    job.until_it_trains()
+    slurm.lose("n1", dies=True)
+    seconds = job.wait_until(lambda: "training goes on from the checkpoint" in job.output(), "it is queued again")
+    print(f"without a controller: queued again, and training after {seconds:.1f} s")
+    job.release()
+    outcome = job.wait()
+    job.check_nothing_is_left("n1")
+    slurm.bring_back("n1")
+    assert outcome.status == 0, outcome.describe()
+    assert outcome.report.began_at > 0, outcome.describe()
+    assert outcome.report.final_state_digest == reference.report.final_state_digest, outcome.describe()
+    assert outcome.finals == reference.finals, outcome.describe()

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from relight.core.lease import Read, Record, Stage, Tenure, Write
 from relight.errors import UsageError
@@ -42,6 +42,20 @@ def check_name(lease: str) -> None:
         )
 
 
+class Server(Protocol):
+    """A place where one Lease is kept."""
+
+    @property
+    def patience_seconds(self) -> float:
+        """Seconds for which an answer is awaited."""
+
+    def perform(self, request: Read | Write, known: dict[str, Any]) -> tuple[Record | str, dict[str, Any]]:
+        """Return the answer (a record, a new version, or an empty string for a conflict) and the object as it is now.
+
+        `known` is the object of the last answer. Raises LeaseError.
+        """
+
+
 class LeaseServer:
     """One Lease at the API server. A connection for each request: there are few, and none must wait for another."""
 
@@ -56,10 +70,7 @@ class LeaseServer:
         return self._duration_seconds / 5
 
     def perform(self, request: Read | Write, known: dict[str, Any]) -> tuple[Record | str, dict[str, Any]]:
-        """Return the answer (a record, a new version, or an empty string for a conflict) and the object as it is now.
-
-        `known` is the object of the last answer. Raises LeaseError.
-        """
+        """Send a request, and return what the server makes of it: see Server."""
         if isinstance(request, Read):
             _, found = self._ask("GET", None)
             return self._record(found), found
@@ -115,9 +126,9 @@ class LeaseServer:
 class LeaseKeeper:
     """Takes part in a Lease for this process, until it has held it and lost it."""
 
-    def __init__(self, lease: str, name: str, duration_seconds: int, say: Callable[[str], None]) -> None:
+    def __init__(self, server: Server, name: str, duration_seconds: int, say: Callable[[str], None]) -> None:
         """`name`: see Tenure. `say` tells people once why the server is of no use."""
-        self._server = LeaseServer(lease, duration_seconds)
+        self._server = server
         self._tenure = Tenure(name, duration_seconds)
         self._known: dict[str, Any] = {}
         self._say = say

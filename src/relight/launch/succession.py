@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import secrets
 import socket
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import msgspec
 
 from relight.agent.connection.join import resolve
+from relight.cluster.allocation import doubt
 from relight.cluster.lease import LeaseKeeper, check_name
+from relight.cluster.lease_file import IN_FILE, find_server
 from relight.errors import UsageError
 from relight.launch.observer import Observer
 from relight.launch.private_dir import make_private_dir
@@ -24,11 +27,16 @@ SILENT_LOOKS = 3  # without an update of the controller, which is due twice a se
 def find_run(arguments: argparse.Namespace) -> JobSettings | None:
     """Return the settings of the run that goes on in --run-dir, which a host that is started anew joins.
 
+    With a Lease in a file none is joined: Slurm starts no lost node anew, but only all of them.
+
     Raises UsageError if the Lease cannot be used, or if that run is one of another script.
     """
-    check_name(arguments.lease)
+    if arguments.lease != IN_FILE:
+        check_name(arguments.lease)
     if not arguments.run_dir:
         raise UsageError("--lease: give --run-dir too, a directory on storage that all hosts of the job share")
+    if arguments.lease == IN_FILE:
+        return None
     found = going_on(Path(arguments.run_dir))
     given = tuple(arguments.script_and_arguments)
     if found is None or not given or (found.script, *found.script_arguments) == given:
@@ -51,12 +59,15 @@ class Succession:
         self.holder = f"{socket.gethostname()}_{secrets.token_hex(4)}"
 
     async def win(self) -> None:
-        """Return once this host holds the Lease. While the controller is heard, the API server is asked nothing."""
+        """Return once this host holds the Lease. While the controller is heard, nothing is asked."""
         while True:
             await self._await_silence()
             keeper = LeaseKeeper(
-                *(self._settings.lease, self.holder, self._settings.lease_seconds),
-                lambda text: self._screen.say(text, "warning"),
+                find_server(
+                    *(self._settings.lease, self._settings.run_dir, self._settings.lease_seconds),
+                    lambda: doubt(os.environ),
+                ),
+                *(self.holder, self._settings.lease_seconds, lambda text: self._screen.say(text, "warning")),
             )
             counting = asyncio.create_task(self._count_looks())
             try:

@@ -13,12 +13,14 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from relight.cluster.lease import LeaseError, LeaseKeeper
+from relight.cluster.lease_file import find_server
 from relight.errors import ProtocolError
 from relight.parent import end_with_parent, is_dying, outlive_parent, tidy_up_for
 from relight.server.network.listener import Listener
 from relight.server.network.observers import Observers
 from relight.server.records.journal import Journal, JournalInUse
 from relight.server.server import Server
+from relight.server.sessions.isolation import Isolation
 from relight.server.sessions.shutdown import LAUNCHER_GONE
 from relight.wire.connection.address import announce, find_address
 from relight.wire.connection.handshake import read_token
@@ -56,9 +58,13 @@ def main() -> int:
 
 async def _serve(settings: JobSettings, arguments: argparse.Namespace) -> int:
     """Serve the job, once this process holds its Lease, if it has one. Raises as `_serve_job`, and LeaseError."""
+    isolation = Isolation(_give_way, begins=not arguments.resume)
     if not settings.lease:
-        return await _serve_job(settings, arguments, None)
-    lease = LeaseKeeper(settings.lease, arguments.holder, settings.lease_seconds, _say)
+        return await _serve_job(settings, arguments, None, isolation)
+    place = find_server(
+        *(settings.lease, settings.run_dir, settings.lease_seconds, isolation.doubt), begins=not arguments.resume
+    )
+    lease = LeaseKeeper(place, arguments.holder, settings.lease_seconds, _say)
     deadline = time.monotonic() + LEASES * settings.lease_seconds
     if not await lease.acquire(lambda: time.monotonic() < deadline):
         _say(f"the Lease {settings.lease} is held by {lease.holder or 'no one, and cannot be had'}")
@@ -66,13 +72,15 @@ async def _serve(settings: JobSettings, arguments: argparse.Namespace) -> int:
     keeping = asyncio.create_task(lease.keep())
     keeping.add_done_callback(lambda task: None if task.cancelled() else _give_way("its Lease is lost"))
     try:
-        return await _serve_job(settings, arguments, lease)
+        return await _serve_job(settings, arguments, lease, isolation)
     finally:
         keeping.cancel()
         lease.release()
 
 
-async def _serve_job(settings: JobSettings, arguments: argparse.Namespace, lease: LeaseKeeper | None) -> int:
+async def _serve_job(
+    settings: JobSettings, arguments: argparse.Namespace, lease: LeaseKeeper | None, isolation: Isolation
+) -> int:
     """Open the port, then the journal; serve the job. Raises ProtocolError or JournalInUse."""
     private_dir: Path = arguments.private_dir
     tls = Tls.from_environment()
@@ -93,6 +101,7 @@ async def _serve_job(settings: JobSettings, arguments: argparse.Namespace, lease
         may_act=lease.may_act if lease is not None else lambda: True,
     )
     server = Server(settings, token, journal, observers, tls)
+    isolation.agents = server.job.agents
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _shut_down, server, number, arguments, lease)

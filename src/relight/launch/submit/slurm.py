@@ -29,11 +29,19 @@ export RELIGHT_TOKEN_FILE=${{RELIGHT_TOKEN_FILE:-$HOME/.relight-token}}
 # Before the time limit: a last step and a checkpoint, then the same job again, which goes on from there.
 again=
 trap 'again=yes; {relight} end "runs/$SLURM_JOB_ID" &' USR1
-srun --no-kill --kill-on-bad-exit=0 --wait=0 \\
-    {command} &
+# The part of each node. If the node of this script is lost, Slurm leaves the job alone, even once nothing is left in
+# it: so another node then has it queued again. SIGTERM (scancel) is left to relight, which cancels its orders.
+on_node() {{
+    trap : TERM
+    {command}
+    {ending} "runs/$SLURM_JOB_ID" "$?"
+}}
+export -f on_node
+srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c on_node &
 step=$!
 wait "$step"; status=$?
 while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done
+{ending} "runs/$SLURM_JOB_ID" "$status"; status=$?
 [ -z "$again" ] || [ "$status" -eq 0 ] || scontrol requeue "$SLURM_JOB_ID"
 exit "$status"
 """
@@ -76,6 +84,12 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> None:
         metavar="SECONDS",
         help=f"how long before the time limit the last checkpoint begins; default {WARNING_SECONDS}",
     )
+    slurm.add_argument(
+        "--fixed-controller",
+        action="store_true",
+        help="keep the controller on the first node, as is needed if runs/ is not on storage that all nodes share; if "
+        "that node is lost, the job is queued again",
+    )
     slurm.add_argument("--no-orders", action="store_true", help="do not order other nodes for lost ones")
     slurm.add_argument("--now", action="store_true", help="submit the script with sbatch, and print the job's number")
     slurm.add_argument("run_arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
@@ -93,6 +107,7 @@ def slurm_script(arguments: argparse.Namespace) -> str:
         lines.append(f"#SBATCH {option}")
     flags = ["--nnodes", "auto", "--spare-nodes", str(arguments.spare_nodes)]
     flags += [] if arguments.no_orders else ["--supplier", "slurm"]
+    flags += ["--lease", "file"] if arguments.nodes > 1 and not arguments.fixed_controller else []
     relight = shlex.join([sys.executable, "-m", "relight"])
     return _SLURM.format(
         name=shlex.quote(arguments.job_name),
@@ -100,6 +115,7 @@ def slurm_script(arguments: argparse.Namespace) -> str:
         warning=arguments.warning_seconds,
         options="\n".join(lines),
         relight=relight,
+        ending=shlex.join([sys.executable, "-m", "relight.launch.submit.slurm_end"]),
         command=f'{relight} run {shlex.join(flags)} --run-dir "runs/$SLURM_JOB_ID" {shlex.join(given)}',
     )
 

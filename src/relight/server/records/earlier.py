@@ -59,6 +59,15 @@ def going_on(run_dir: Path) -> JobSettings | None:
         return None
 
 
+def has_ended(run_dir: Path) -> bool:
+    """Return whether the newest run in this directory has ended, with an error or without."""
+    try:
+        with (run_dir / JOURNAL).open("rb") as file:
+            return _has_end(run_dir, file.fileno())
+    except OSError:
+        return False
+
+
 def has_finished(run_dir: Path) -> bool:
     """Return whether the newest run in this directory has ended without an error."""
     try:
