@@ -145,6 +145,18 @@ def test_a_copy_that_is_not_waited_for_is_late(device: torch.device, direction: 
     assert "the host uses byte 0 of 16384 bytes of pinned memory" in late.native.races()[0]
 
 
+def test_a_batch_norms_statistics_are_written(device: torch.device) -> None:
+    norm = nn.BatchNorm1d(4).to(device)
+    x, stream = torch.randn(8, 4).to(device), torch.Stream(device)
+    torch.accelerator.synchronize(0)
+    with stream:
+        norm(x)
+    norm.get_buffer("running_mean").clone()
+    races = late.native.races()
+    assert len(races) == 1, races
+    assert "native_batch_norm (stream" in races[0]
+
+
 def test_operations_on_different_parts_of_a_tensor_do_not_race(device: torch.device) -> None:
     """And on the same part they do, whatever the order in which they run."""
     whole, other = torch.zeros(8, device=device), torch.Stream(device)

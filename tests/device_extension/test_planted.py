@@ -75,15 +75,15 @@ def test_the_list_has_every_wait() -> None:
         ("repeated", ""),
         ("committed", ""),
         ("entered", "kill rank 1 in BACKWARD of step 3"),
-        ("undone", "kill rank 1 in FORWARD of step 1"),
+        ("undone", "kill rank 1 in BACKWARD of step 1"),
     ],
 )
 def test_a_wait_that_is_left_out_is_reported(bench: Bench, bug: str, fault: str) -> None:
     """In a job whose steps are computed on a stream of the script's own. The first one is enough."""
     case = CASES["own-stream"]
     if bug == "undone":
-        # The other rank learns of it when it has launched a forward pass, and waited for nothing. In an early step
-        # everything is copied first, and put back.
+        # The other rank has launched a forward pass by then, and learns of it next. In an early step everything is
+        # copied first, and put back. A backward pass would order the streams: gradients are added on the default one.
         arguments = (*case.training.arguments, "--linger-at", "1")
         case = dataclasses.replace(case, training=dataclasses.replace(case.training, arguments=arguments))
     faults = [fault] if fault else []

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -20,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import relight
+from relight.training.job import current_runtime
 
 DDP_OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -69,7 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--zero-first", action="store_true", help="zero_grad at the start of the step")
     parser.add_argument("--noise", type=float, default=0.01, help="how much of random numbers to add to x")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds more for each step, until HOLD is there")
-    parser.add_argument("--linger-at", type=int, default=-1, help="wait 3 s after the forward pass of this step")
+    parser.add_argument("--linger-at", type=int, default=-1, help="see `linger`")
     parser.add_argument("--hold-at", type=int, default=-1, help="after this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
     parser.add_argument("--tell", action="store_true", help="print each committed step")
@@ -159,6 +161,19 @@ def update_average(kind: str, ema: nn.Module, net: nn.Module) -> None:
             average.data.lerp_(buffer.data, 0.1)
         else:
             average.data.copy_(buffer.data)
+
+
+def linger(rank: int) -> None:
+    """Rank 0 stays until it knows of another rank's failure; the others only until rank 0 has come here.
+
+    So rank 0 has launched its forward pass and waited for nothing when the next collective is interrupted.
+    """
+    deadline = time.monotonic() + 60
+    if rank == 0:
+        Path("lingers").touch()
+    while not (current_runtime().closed if rank == 0 else os.path.exists("lingers")):
+        assert time.monotonic() < deadline, "nothing has failed"
+        time.sleep(0.01)
 
 
 def zero_gradients(optimizers: dict[str, torch.optim.Optimizer]) -> None:
@@ -263,7 +278,9 @@ def main() -> None:
                     noise = (random.random() + numpy.random.random()) * options.noise
                     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.autocast):
                         loss = F.cross_entropy(run(x + noise), y) / len(batches)
-                    time.sleep(3.0 if step.number == options.linger_at else 0.0)
+                    if step.number == options.linger_at and job.generation == 1 and not step.warmup:
+                        linger(job.rank)
+                        dist.all_reduce(torch.zeros(1, device=device))
                     if step.number == options.overflow_at:
                         loss = loss * float("inf")
                     (scaler.scale(loss) if scaler else loss).backward()

@@ -71,10 +71,13 @@ c10::IValue mapped(const c10::IValue& value, F map) {
 // The tensors in arguments, as their operator uses them; results are written.
 Accesses accesses_of(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
   Accesses found;
+  // The schema of this one does not say that it writes running_mean and running_var.
+  bool has_statistics = op.schema().name() == "aten::native_batch_norm" && arguments[5].toBool();
   for (size_t index = 0; index < arguments.size(); ++index) {
     const auto* alias = op.schema().arguments()[index].alias_info();
+    bool writes = (alias != nullptr && alias->isWrite()) || (has_statistics && (index == 3 || index == 4));
     mapped(arguments[index], [&](const at::Tensor& tensor) {
-      if (is_late(tensor)) found.push_back(access_to(tensor, alias != nullptr && alias->isWrite()));
+      if (is_late(tensor)) found.push_back(access_to(tensor, writes));
       return tensor;
     });
   }
