@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -54,6 +55,32 @@ def test_a_run_without_an_end_is_over_when_nobody_has_touched_it_for_long(tmp_pa
     then = time.time() - SILENT_SECONDS - 1
     os.utime(journal, (then, then))
     assert keep_aside(tmp_path) == tmp_path / "earlier-1"
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_wrong_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """The clock of this host, that is: files are dated by that of their storage, which may be another host's."""
+    silent = write_run(tmp_path / "silent", ended=False)
+    then = time.time() - SILENT_SECONDS - 1
+    os.utime(silent, (then, then))
+    alive = write_run(tmp_path / "alive", ended=False)
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + hours * 3600)
+    assert keep_aside(tmp_path / "silent") == tmp_path / "silent" / "earlier-1"
+    stop = threading.Event()
+
+    def show_life() -> None:
+        while not stop.wait(0.1):
+            os.utime(alive)
+
+    thread = threading.Thread(target=show_life)
+    thread.start()
+    try:
+        with pytest.raises(UsageError, match="still alive"):
+            keep_aside(tmp_path / "alive")
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_who_was_interrupted_while_moving_goes_on_there(tmp_path: Path) -> None:

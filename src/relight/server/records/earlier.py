@@ -6,6 +6,7 @@ So the same command can be started again, by hand or by a cluster's queue, wheth
 import fcntl
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,12 +100,19 @@ def _require_end(run_dir: Path, journal: Path) -> None:
             return
         # Killed, or its controller is on another host, where a lock may not be seen from here.
         touched = os.stat(journal).st_mtime
-        if time.time() - touched < SILENT_SECONDS:
+        if _storage_time(run_dir) - touched < SILENT_SECONDS:
             print(f"relight: the run in {run_dir} has no end; waiting for a sign of life", file=sys.stderr, flush=True)
-        while time.time() - touched < SILENT_SECONDS:
+        while _storage_time(run_dir) - touched < SILENT_SECONDS:
             time.sleep(_LOOK_SECONDS)
             if os.stat(journal).st_mtime != touched:
                 raise UsageError(alive)
+
+
+def _storage_time(run_dir: Path) -> float:
+    """Return the time by the clock that dates the files there, from which this host's may be hours away."""
+    with tempfile.TemporaryFile(dir=run_dir) as file:
+        os.utime(file.fileno())
+        return os.fstat(file.fileno()).st_mtime
 
 
 def _has_end(run_dir: Path, descriptor: int) -> bool:
