@@ -70,7 +70,7 @@ def test_a_replacement_goes_on_with_the_values(name: str) -> None:
 @pytest.mark.parametrize(
     ("first", "update"),
     [
-        pytest.param(torch.ones(400_000), lambda held: held * 2, id="large"),
+        pytest.param(torch.ones(5_000_000), lambda held: held * 2, id="large"),
         pytest.param(torch.eye(2).to_sparse(), lambda held: held * 2, id="sparse"),
         pytest.param(torch.eye(2).to_sparse_csr(), lambda held: held * 2, id="sparse by rows"),
         pytest.param(torch.nested.nested_tensor([torch.ones(2)]), lambda held: held * 2, id="nested"),
@@ -83,17 +83,45 @@ def test_a_tensor_that_is_not_kept_is_refused(first: torch.Tensor, update: Updat
 
 
 def test_a_large_tensor_that_is_first_made_in_a_step_is_refused_in_the_next() -> None:
-    layer = Layer(None, lambda _: torch.ones(400_000))
+    layer = Layer(None, lambda _: torch.ones(5_000_000))
     after_a_step(layer)
     with pytest.raises(UsageError, match="register_buffer"):
         after_a_step(layer)
+
+
+def test_one_that_grows_too_large_late_is_told() -> None:
+    layer = Layer(torch.ones(1), lambda held: torch.cat([held, held]))
+    after_a_step(layer)
+    log = AttributeLog({"net": layer})
+    log.install()
+    for doubled in range(1, 24):
+        log.begin(learning=doubled < 3)
+        layer(torch.ones(2))
+        log.notice()
+        log.commit()
+        assert bool(log.private()) == (not log.risk())
+    log.remove()
+    assert "net.held: a step reads this attribute" in log.risk()
+
+
+def test_one_that_is_large_late_is_told() -> None:
+    layer = Layer(None, lambda _: torch.ones(5_000_000))
+    log = AttributeLog({"net": layer})
+    log.install()
+    for number in range(5):
+        log.begin(learning=False)
+        layer(torch.ones(2))
+        log.notice()
+        log.commit()
+        assert bool(log.risk()) == (number > 0)
+    log.remove()
 
 
 def test_a_large_cache_is_accepted() -> None:
     cache = Cache()
     log = AttributeLog({"net": cache})
     log.install()
-    for size in (400_000, 100, 500_000):
+    for size in (5_000_000, 100, 6_000_000):
         log.begin(learning=True)
         cache(size)
         log.notice()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from relight.training.state.modules.attributes import reads_first
+from relight.training.state.modules.attribute_uses import reads_first
 
 
 def first_call_is_special(self: Any, x: Any) -> Any:

@@ -82,7 +82,7 @@ class Inventory:
 
     def standing_risk(self) -> str:
         """Return the reason why any recovery makes the bits doubtful; empty: none does."""
-        return self.batches.stray or self.carried.risk()
+        return self.batches.stray or self.carried.risk() or self.state.attributes.risk()
 
     def kept_snapshots(self) -> tuple[Snapshot, ...]:
         """Complete ones in this process's memory."""

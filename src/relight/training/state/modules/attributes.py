@@ -8,32 +8,30 @@ those that change are copied at the start of every step from then on.
 Attributes that change and hold plain values are state of this rank alone, like buffers that change in forward.
 """
 
-import dis
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 import torch
 import xxhash
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from relight.errors import UsageError
+from relight.training.state.modules.attribute_uses import describe_not_kept, is_not_kept, is_state
 from relight.training.state.modules.hooks import HookLog
 from relight.training.state.modules.plain_values import (
     EXCERPT_BYTES,
-    MOST_BYTES,
     is_mutable,
+    is_too_large,
     pack,
     plain_bytes,
     put_in_place,
     unpack,
 )
-from relight.training.state.modules.slots import memory_of
+from relight.training.state.modules.slots import view_test
 from relight.training.state.values.marks import changed, put_back, remember
 from relight.training.torch_private.autograd import not_compiled
-from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, parameters_in, tables_in
+from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, tables_in
 from relight.transfer.io.codec import encode_tree
 
 _MISSING = object()
@@ -45,7 +43,6 @@ _MOST_STEADY = 32  # containers that no step has changed so far, compared in eve
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
 
 Key = tuple[int, str]  # `id` of a module, and the attribute's name
-_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
 
 class ModeWatcher(Protocol):
@@ -73,7 +70,8 @@ class AttributeLog:
         self._orders: dict[
             int, tuple[dict[str, Any], list[str]]
         ] = {}  # of tables from which the step deleted something
-        self._recording = False
+        self._recording = self._learning = False
+        self._unkept: set[str] = set()  # that turned out to be state late, and cannot be kept
         self._hooks = HookLog()
         self._undo: list[Any] = []
         self._modes: ModeWatcher | None = None
@@ -152,9 +150,9 @@ class AttributeLog:
         """Begin a step. `learning`: find out which containers it changes in place."""
         self._before.clear()
         self._orders.clear()
-        self._recording = True
+        self._recording, self._learning = True, learning
         self._hooks.begin()
-        is_view = self._view_test()
+        is_view = view_test(module for _, module in self._paths.values())
         values = {key: self._value(key) for key in self._change_in_place}
         self._in_place = {
             key: remember(value, is_part=is_view) for key, value in values.items() if plain_bytes(value) is not None
@@ -187,17 +185,21 @@ class AttributeLog:
     def notice(self) -> None:
         """Find, in front of the barrier, which of the changed attributes are state.
 
-        Raises UsageError for one that is, and cannot be kept.
+        Raises UsageError, in the first steps, for one that is and cannot be kept.
         """
         for key, (_, before) in self._before.items():
-            if isinstance(before, torch.Tensor):
-                _refuse_what_is_not_kept(self._paths[key[0]][1], self._path(key), before, self._value(key))
+            if isinstance(before, torch.Tensor) and is_not_kept(
+                self._paths[key[0]][1], key[1], before, self._value(key)
+            ):
+                if self._learning:
+                    raise UsageError(describe_not_kept(self._path(key)))
+                self._unkept.add(self._path(key))
         for key in [key for key in self._before if key not in self._looked_at]:
             self._looked_at.add(key)
             module, name = self._paths[key[0]][1], key[1]
             if name in _NO_STATE or name not in vars(module):
                 continue
-            if _is_state(module, name, vars(module)[name]):
+            if is_state(module, name, vars(module)[name]):
                 self._state[self._path(key)] = key
         self._compare_containers()
 
@@ -224,6 +226,11 @@ class AttributeLog:
         """Return the number of attributes that the step under way has assigned."""
         return len(self._before)
 
+    def risk(self) -> str:
+        """Return the reason why a recovery cannot vouch for equal bits, if some attribute cannot be kept any more."""
+        large = (path for path, key in self._state.items() if is_too_large(self._value(key)))
+        return next(map(describe_not_kept, sorted({*self._unkept, *large})), "")
+
     # --- state of this rank alone -------------------------------------------------------------------------------
     @property
     def has_state(self) -> bool:
@@ -233,7 +240,7 @@ class AttributeLog:
         """Return the values of all attributes that are state, by their paths; only plain values."""
         values = {path: self._value(key) for path, key in sorted(self._state.items())}
         plain = {path: value for path, value in values.items() if plain_bytes(value, in_graphs=True) is not None}
-        is_view = self._view_test()
+        is_view = view_test(module for _, module in self._paths.values())
         return {path: pack(value) for path, value in plain.items() if not is_view(value)}
 
     def number(self) -> int:
@@ -247,7 +254,7 @@ class AttributeLog:
 
     def adopt(self, tree: Mapping[str, Any]) -> None:
         """Set the attributes to the values that `private` returned on this rank."""
-        modules, is_view = dict(self._paths.values()), self._view_test()
+        modules, is_view = dict(self._paths.values()), view_test(module for _, module in self._paths.values())
         for path, packed in tree.items():
             owner, name = path.rsplit("/", 1)
             module = modules.get(owner)
@@ -277,105 +284,3 @@ class AttributeLog:
                     size = plain_bytes(value)
                     if size is not None and size <= EXCERPT_BYTES:
                         yield (module_id, name), remember(value, is_part=is_view)
-
-    def _view_test(self) -> Callable[[Any], bool]:
-        """Return a test whether a tensor shares memory with a parameter or buffer now, as `spectral_norm`'s `weight`.
-
-        Such a tensor is put back with the state that it is a view of.
-        """
-        memories: set[int] = set()
-
-        def is_view(value: Any) -> bool:
-            if not isinstance(value, torch.Tensor) or not (memory := memory_of(value)):
-                return False
-            if not memories:
-                memories.update(self._memories())
-            return memory in memories
-
-        return is_view
-
-    def _memories(self) -> Iterator[int]:
-        for _, module in self._paths.values():
-            for tensor in (*parameters_in(module).values(), *buffers_in(module).values()):
-                if tensor is not None and not is_lazy(tensor):
-                    yield memory_of(tensor)
-
-
-def _refuse_what_is_not_kept(module: nn.Module, path: str, before: torch.Tensor, value: Any) -> None:
-    """Raise UsageError for a tensor that takes another one's place in each step, and is too large or not dense.
-
-    One method must read and assign it. A cache is none: it is made once, or anew when it must be larger.
-    """
-    if not isinstance(value, torch.Tensor) or value.is_meta:
-        return
-    if plain_bytes(value, in_graphs=True) is not None or not _same_size(before, value):
-        return
-    owner, _, name = path.rpartition("/")
-    if any(reads_first(method, name) and _assigns(method, name) for method in _methods_of(module)):
-        raise UsageError(
-            f"{owner.strip('/').replace('/', '.')}.{name}: a step reads this attribute and assigns it a tensor that is "
-            f"not dense, or larger than {MOST_BYTES >> 20} MiB, and a replacement would not get it. Make it a buffer: "
-            f"self.register_buffer({name!r}, ...), of a sparse tensor its indices and values"
-        )
-
-
-def _is_state(module: nn.Module, name: str, value: Any) -> bool:
-    """Return whether an attribute that a step assigned is of use to the next one.
-
-    A tensor that no method reads before it assigns it is a mere result.
-    """
-    if plain_bytes(value, in_graphs=True) is None:
-        return False
-    if is_mutable(value) or isinstance(value, (tuple, frozenset)):
-        return any(reads_first(method, name) for method in _methods_of(module))
-    return True
-
-
-def reads_first(method: FunctionType | CodeType, attribute: str) -> bool:
-    """Return whether some way through a function reads an attribute of this name that it has not assigned before."""
-    instructions = list(dis.get_instructions(method))
-    at = {instruction.offset: number for number, instruction in enumerate(instructions)}
-    assigned: dict[int, bool] = {}  # before each instruction, on every way to it
-    left = [(0, False)]
-    while left:
-        number, is_assigned = left.pop()
-        if number in assigned and assigned[number] <= is_assigned:
-            continue
-        assigned[number] = is_assigned
-        one = instructions[number]
-        if one.argval == attribute:
-            if not is_assigned and one.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
-                return True
-            is_assigned |= one.opname.startswith("STORE_ATTR")
-        if isinstance(one.argval, CodeType) and not is_assigned and reads_first(one.argval, attribute):
-            return True  # a comprehension
-        if one.opcode in _JUMPS:
-            left.append((at[one.argval], is_assigned))
-        if "IF_" in one.opname or not one.opname.startswith(("JUMP", "RETURN_V", "RETURN_C", "RAISE", "RERAISE")):
-            left.append((number + 1, is_assigned))
-    return False
-
-
-def _same_size(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors have one shape; nested ones, which have none, have as many rows."""
-    return one.size(0) == other.size(0) if one.is_nested and other.is_nested else one.shape == other.shape
-
-
-def _assigns(method: FunctionType, attribute: str) -> bool:
-    return any(one.opname == "STORE_ATTR" and one.argval == attribute for one in dis.get_instructions(method))
-
-
-def _methods_of(module: nn.Module) -> tuple[FunctionType, ...]:
-    return _methods(type(module))  # type: ignore[arg-type] # a class can be hashed
-
-
-@functools.cache
-def _methods(kind: type) -> tuple[FunctionType, ...]:
-    """The methods of a class, less those of torch."""
-    return tuple(
-        value
-        for base in kind.__mro__
-        if not base.__module__.startswith("torch.") and base is not object
-        for value in vars(base).values()
-        if isinstance(value, FunctionType) and value.__name__ not in ("__init__", "extra_repr", "__repr__")
-    )

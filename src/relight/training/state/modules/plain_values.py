@@ -22,7 +22,7 @@ from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import is_plain_memory
 from relight.transfer.io.constants import name_of_callable, write_constant
 
-MOST_BYTES = 2**20  # of one value that is kept beside the position page in every step
+MOST_BYTES = 16 * 2**20  # of one value that is kept beside the position page in every step
 EXCERPT_BYTES = 2**16  # of a container that is compared in a job's first steps
 _DEEPEST = 64  # containers, one in another
 _DEQUE = "\x01deque"
@@ -56,6 +56,11 @@ def plain_bytes(value: Any, most: int = MOST_BYTES, *, in_graphs: bool = False, 
             return None
         size += part
     return size if size <= most else None
+
+
+def is_too_large(value: Any) -> bool:
+    """Return whether a value would be plain if it took less memory."""
+    return plain_bytes(value, in_graphs=True) is None and plain_bytes(value, 2**62, in_graphs=True) is not None
 
 
 def _bytes_of_leaf(kind: str, value: Any) -> int | None:

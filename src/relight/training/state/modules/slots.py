@@ -1,12 +1,13 @@
 """Places of the modules' parameters and buffers, and the tensors that share their memory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from relight.training.torch_private.modules import buffers_in
+from relight.training.torch_private.modules import buffers_in, parameters_in
 from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import strides_of
 
@@ -113,3 +114,22 @@ def memory_of(tensor: torch.Tensor) -> int:
         return part.untyped_storage().data_ptr()
     except RuntimeError:  # a tensor that only stands for another one
         return 0
+
+
+def view_test(modules: Iterable[nn.Module]) -> Callable[[Any], bool]:
+    """Return a test whether a tensor shares memory with a parameter or buffer now, as `spectral_norm`'s `weight` does.
+
+    Args:
+        modules: looked at once, when the first tensor is tested; of each its own parameters and buffers.
+    """
+    memories: set[int] = set()
+
+    def is_view(value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or not (memory := memory_of(value)):
+            return False
+        if not memories:
+            tensors = (t for m in modules for t in (*parameters_in(m).values(), *buffers_in(m).values()))
+            memories.update(memory_of(tensor) for tensor in tensors if tensor is not None and not is_lazy(tensor))
+        return memory in memories
+
+    return is_view
