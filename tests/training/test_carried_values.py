@@ -1,5 +1,7 @@
 """Values that are carried: remembered, put back with their identities, and written down for another process."""
 
+import ctypes
+import multiprocessing
 import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.words import Unsupported
 from relight.training.carried.values.trees.writer import Writer, write_down
+from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, put_back, remember
 from relight.transfer.io.codec import decode_tree, encode_tree
 
@@ -37,6 +40,10 @@ class Slotted:
 
     def __init__(self) -> None:
         self.count = 1
+
+
+class Point(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_int), ("y", ctypes.c_double)]
 
 
 class Hidden:
@@ -109,6 +116,11 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "attribute of a dataclass": (Meter, lambda v: setattr(v, "total", 4.0)),
     "new attribute": (Meter, lambda v: setattr(v, "fresh", 4.0)),
     "slots": (Slotted, lambda v: setattr(v, "count", 4)),
+    "number of C": (lambda: ctypes.c_double(1.5), lambda v: setattr(v, "value", 2.5)),
+    "numbers of C": (lambda: (ctypes.c_int * 3)(1, 2, 3), lambda v: v.__setitem__(1, 9)),
+    "structure of C": (lambda: Point(1, 2), lambda v: setattr(v, "y", 7)),
+    "shared number": (lambda: multiprocessing.Value("i", 4), lambda v: setattr(v, "value", 5)),
+    "shared numbers": (lambda: multiprocessing.Array("d", [1, 2]), lambda v: v.__setitem__(0, 5)),
     "slots with hidden names": (Hidden, lambda v: v.grow()),
     "objects in a list": (lambda: [Meter(), Meter(2.0)], lambda v: v[1].recent.append(1.0)),
     "buffer of transitions": (
@@ -160,7 +172,13 @@ def test_is_put_into_another_process_in_place(name: str) -> None:
         assert in_place is other
 
 
-@pytest.mark.parametrize("name", CHANGES)
+def test_memory_of_c_is_not_made_anew() -> None:
+    tree = through_bytes(ctypes.c_int(3))
+    with pytest.raises(Unsupported, match="a c_int, which this process does not have"):
+        read_back(tree, None, in_place=False)
+
+
+@pytest.mark.parametrize("name", [name for name, (make, _) in CHANGES.items() if kind_of(make()) != "cells"])
 def test_is_made_anew_in_another_process(name: str) -> None:
     make, change = CHANGES[name]
     origin, other = make(), make()

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from relight.training.script_files import file_of_type, is_script_file, is_user_type
+from relight.training.state.values.cells import is_type_of_cells
 from relight.training.torch_private.modules import modules_in, tables_in
 
 Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
@@ -86,6 +87,8 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
         return Ref(base.key, UNKNOWN, base.place, is_part=True)
     if name == "__class__":
         return class_of(base)
+    if is_type_of_cells(type(owner)):
+        return part_of(base)
     value = static_attribute(owner, name)
     if isinstance(owner, torch.Tensor):
         return part_of(base) if name in ("data", "T", "mT", "real", "imag") else Ref(None, value)
@@ -301,7 +304,8 @@ def is_iterator(value: Any) -> bool:
 
 def has_contents(value: Any) -> bool:
     """True if its methods may change what it holds, in a way that could be carried. Unknown values may be such."""
-    return value is UNKNOWN or isinstance(value, (list, dict, set, deque, torch.Tensor, bytearray)) or _is_array(value)
+    kinds = (list, dict, set, deque, torch.Tensor, bytearray)
+    return value is UNKNOWN or isinstance(value, kinds) or _is_array(value) or is_type_of_cells(type(value))
 
 
 def _is_array(value: Any) -> bool:

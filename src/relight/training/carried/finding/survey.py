@@ -17,6 +17,7 @@ from relight.training.carried.values.parts import Parts, is_part
 from relight.training.script_files import is_script_file, is_user_type
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
+from relight.training.state.values.cells import cells_state
 from relight.training.state.values.generators import generator_state, stream_state
 from relight.training.state.values.kinds import attributes_of, items_of, kind_of, members_in
 from relight.training.state.values.marks import Mark, gradient_of, remember
@@ -296,6 +297,8 @@ def trace(value: Any, is_part: Callable[[Any], bool] = lambda _: False, depth: i
         return id(value), value.tobytes() if value.nbytes <= _TRACED_BYTES else b""
     if kind == "bytearray":
         return id(value), bytes(value)
+    if kind == "cells":
+        return id(value), cells_state(value)
     if kind == "generator":
         return id(value), repr(generator_state(value))
     if kind == "stream":

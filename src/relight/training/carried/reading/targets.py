@@ -17,6 +17,7 @@ from relight.training.carried.code.refs import (
 )
 from relight.training.carried.reading.flow import NOWHERE, Use
 from relight.training.carried.reading.syntax import MUTATORS, is_showing, known, union
+from relight.training.state.values.cells import is_type_of_cells
 
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
@@ -47,7 +48,7 @@ class Targets:
                 if (setter := own_accessor(known(base), target.attr, "fset")) is not None:
                     self._reading.functions.run(setter, base, target, None)
                     return
-                if sets_otherwise(known(base), target.attr):
+                if sets_otherwise(known(base), target.attr) or is_type_of_cells(type(known(base))):
                     self._flow.mutate(base, where)
                     return
                 ref = attribute_of(base, target.attr, self._reading.is_foreign)

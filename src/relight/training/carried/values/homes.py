@@ -10,9 +10,7 @@ from torch import nn
 from relight.training.state.values.kinds import attributes_of, is_fixed, items_of, kind_of, members_in
 from relight.training.state.values.marks import DEEPEST, Mark
 
-_OBJECTS = frozenset(
-    {"list", "dict", "set", "deque", "object", "generator", "array", "objects", "bytearray", "tensor", "stream"}
-)
+_OBJECTS = frozenset("list dict set deque object generator array objects bytearray tensor stream cells".split())
 STEP = "\x1e"  # between the parts of a home's name
 
 

@@ -6,7 +6,7 @@ import random
 import types
 import weakref
 from array import array
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from threading import Lock, RLock
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from relight.training.script_files import is_user_type
+from relight.training.state.values.cells import is_type_of_cells
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import is_plain_memory
 from relight.transfer.io.constants import callable_of, is_constant_type
@@ -38,6 +39,7 @@ _FIXED = (
     type(Lock()),
     type(RLock()),
 )
+_LIKE_CONTAINERS = frozenset({ChainMap, UserDict, UserList})  # whose contents lie in an attribute
 _LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.")  # classes of libraries
 _LOOKED_INTO = 4  # containers, one inside another
 _kinds: dict[type, str] = {}
@@ -68,6 +70,8 @@ def kind_of_type(kind: type) -> str:
             return name
     if kind is bytearray or kind is array:
         return "bytearray"
+    if is_type_of_cells(kind):
+        return "cells"
     if kind is torch.Generator or (issubclass(kind, random.Random) and kind is not random.SystemRandom):
         return "generator"
     if kind in STREAMS:
@@ -102,6 +106,7 @@ def _is_plain_class(kind: type) -> bool:
     if issubclass(kind, (nn.Module, torch.optim.Optimizer, BaseException, type, types.ModuleType)):
         return False
     is_own = is_user_type(kind) or kind.__module__.startswith(_LIKE_OWN) or kind is types.SimpleNamespace
+    is_own |= kind in _LIKE_CONTAINERS
     is_own |= issubclass(kind, (torch.distributions.Distribution, torch.quasirandom.SobolEngine))
     has_room = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__[:-1])
     return is_own and has_room and not issubclass(kind, (list, dict, set, deque, str, bytes, int, float))

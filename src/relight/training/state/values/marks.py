@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from relight.training.state.values.bits import same_bits
+from relight.training.state.values.cells import cells_state, set_cells_state
 from relight.training.state.values.generators import (
     generator_state,
     same_state,
@@ -93,6 +94,8 @@ def remember(
         return Mark(kind, value, generator_state(value))
     if kind == "stream":
         return Mark(kind, value, stream_state(value))
+    if kind == "cells":
+        return Mark(kind, value, cells_state(value))
     return Mark(kind, value, value[:] if type(value) is array else value.copy())  # arrays and bytes
 
 
@@ -136,6 +139,8 @@ def changed(mark: Any, value: Any) -> bool:
         return not same_state(saved, generator_state(value))
     if kind == "stream":
         return bool(stream_state(value) != saved)
+    if kind == "cells":
+        return cells_state(value) != saved  # type: ignore[no-any-return]
     if kind == "opaque":
         return False
     return bytes(saved) != bytes(value) if kind == "bytearray" else saved.tobytes() != value.tobytes()
@@ -194,6 +199,8 @@ def put_back(mark: Any) -> Any:
         set_generator_state(value, saved)
     elif kind == "stream":
         set_stream_state(value, saved)
+    elif kind == "cells":
+        set_cells_state(value, saved)
     elif kind == "bytearray":
         value[:] = saved  # also an array of numbers
     else:

@@ -16,6 +16,7 @@ from relight.training.carried.values.homes import STEP, Homes, label_of
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.trees.buffers import BufferReader
 from relight.training.carried.values.trees.words import TAG, Unsupported, class_name
+from relight.training.state.values.cells import set_cells_state
 from relight.training.state.values.generators import set_generator_state, set_stream_state
 from relight.training.state.values.kinds import STREAMS, attributes_of, base_of, fill, kind_of, kind_of_type, refill
 from relight.training.torch_private.distributed.divided import describe_division, make_divided
@@ -220,6 +221,13 @@ def _read_tensor(tree: Any, old: Any) -> torch.Tensor:
     return made
 
 
+def _read_cells(tree: Any, old: Any) -> Any:
+    if old is None or class_name(old) != tree["c"]:
+        raise Unsupported(f"a {tree['c'].partition(':')[2]}, which this process does not have")
+    set_cells_state(old, tree["v"])
+    return old
+
+
 def _read_generator(tree: Any, old: Any) -> Any:
     state, kind = tree["v"], tree["c"]
     if type(old).__name__ != kind:
@@ -315,4 +323,5 @@ _READERS: dict[str, Any] = {
     "array": _read_array,
     "bytearray": _read_bytes,
     "generator": _read_generator,
+    "cells": _read_cells,
 }

@@ -18,6 +18,7 @@ from relight.training.carried.values.trees.memories import Memories, Memory
 from relight.training.carried.values.trees.words import TAG, Unsupported, class_name, name_of
 from relight.training.script_files import is_user_type
 from relight.training.state.modules.references import NotNameable
+from relight.training.state.values.cells import cells_state
 from relight.training.state.values.generators import generator_state, stream_state
 from relight.training.state.values.kinds import PLAIN, attributes_beside, is_fixed, items_of, kind_of, members_in
 from relight.training.state.values.marks import DEEPEST, gradient_of
@@ -232,6 +233,7 @@ _WRITERS: dict[str, Any] = {
     "tensor": _write_tensor,
     "array": _write_array,
     "generator": _write_generator,
+    "cells": lambda value: {TAG: "cells", "c": class_name(value), "v": cells_state(value)},
     "bytearray": lambda value: {TAG: "bytearray", "c": getattr(value, "typecode", ""), "v": bytes(value)},
 }
 
