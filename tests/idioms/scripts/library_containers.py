@@ -11,14 +11,19 @@ import relight
 from tests.idioms.digest import finish
 
 
+class Net(nn.ModuleDict):
+    def forward(self, x, shift):
+        return {name: (layer(x) - shift[name]).square().mean() for name, layer in self.items()}
+
+
 def main():
     job = relight.init()
     torch.manual_seed(5)
     stats = UserDict(mean=0.0)
     recent = UserList([0.0])
     scopes = ChainMap({"scale": 1.0}, {"shift": 0.1})
-    net = nn.ModuleDict({name: nn.Linear(3, 2) for name in ("stats", "recent", "scopes")})
-    model = DDP(net, find_unused_parameters=True)
+    net = Net({name: nn.Linear(3, 2) for name in ("stats", "recent", "scopes")})
+    model = DDP(net)
     optimizer = torch.optim.SGD(model.parameters(), 0.02)
     training = relight.Training(model=model, optimizer=optimizer, data=lambda n: torch.randn(4, 3))
     for step in training.steps(until=16):
@@ -29,7 +34,7 @@ def main():
                 "recent": sum(recent),
                 "scopes": scopes["scale"],
             }
-            losses = {name: (layer(x) - shift[name]).square().mean() for name, layer in net.items()}
+            losses = model(x, shift)
             sum(losses.values()).backward()
             optimizer.step()
             if step.number > 5:

@@ -3,6 +3,7 @@
 import ctypes
 from typing import Any
 
+_SIMPLE: Any = ctypes.c_int.__base__  # of which all numbers of ctypes are made
 _NUMBERS = frozenset("?cbBhHiIlLqQfdgu")  # codes of ctypes; pointers and Python's objects are none
 
 
@@ -10,7 +11,7 @@ def is_type_of_cells(kind: type) -> bool:
     """Return whether all that values of this class hold is memory of a fixed size, without pointers."""
     if kind.__module__ == "multiprocessing.sharedctypes":
         return kind.__name__.startswith("Synchronized")
-    if issubclass(kind, ctypes._SimpleCData):
+    if issubclass(kind, _SIMPLE):
         return getattr(kind, "_type_", "") in _NUMBERS
     if issubclass(kind, ctypes.Array):
         inner: Any = getattr(kind, "_type_", object)
