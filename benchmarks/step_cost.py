@@ -87,7 +87,7 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         early = transaction.before_write("optimizer", "optimizer")
         transaction.prepare(early=early)
         pattern = transaction.pattern
-        transaction.learner.count(pattern, pattern.number(), 1)
+        transaction.count(pattern.number(), 1)
         transaction.commit()
 
     for _ in range(LEARNING_STEPS):
