@@ -238,6 +238,13 @@ class Slurm:
                 found.append(psutil.Process(int(pid)))
         return found
 
+    def kill_relight(self, node: str) -> None:
+        """Kill all on a node that is not Slurm's."""
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.Error):
+                if not process.name().startswith("slurm"):
+                    process.kill()
+
     def left_on(self, node: str) -> list[str]:
         """Processes of a node that are not Slurm's own daemon."""
         found = []

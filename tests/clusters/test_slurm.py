@@ -39,11 +39,32 @@ def joined(job: SlurmJob, agent: str) -> bool:
     return any('"AgentJoined"' in line and f'"{agent}"' in line for line in job.journal().splitlines())
 
 
-def test_scancel_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
+def test_scancel_leaves_nothing_and_no_order(slurm: Slurm, tmp_path: Path) -> None:
     job = SlurmJob(slurm, tmp_path, TRAINING)
     job.until_it_trains()
+    slurm.ask("scontrol", "update", "nodename=n5", "state=drain", "reason=so that an order waits")
+    slurm.kill_relight("n4")
+    job.wait_until(lambda: "ordered-1 PENDING" in slurm.queue(), "a host is on order")
     slurm.ask("scancel", job.number)
     job.check_nothing_is_left()
+    slurm.ask("scontrol", "update", "nodename=n5", "state=resume")
+
+
+def test_an_order_that_slurm_refuses_is_placed_again(slurm: Slurm, tmp_path: Path, reference: Outcome) -> None:
+    job = SlurmJob(slurm, tmp_path, TRAINING)
+    job.until_it_trains()
+    slurm.ask("scontrol", "update", "partitionname=all", "state=inactive")
+    slurm.kill_relight("n4")
+    words = "Required partition not available (inactive or drain); another one is placed in 10 s"
+    job.wait_until(lambda: words in job.output(), "it is said in Slurm's words")
+    slurm.ask("scontrol", "update", "partitionname=all", "state=up")
+    seconds = job.wait_until(lambda: "ordered-2 joined" in job.output(), "another order is placed")
+    print(f"refused order: another host joined {seconds:.1f} s after Slurm has a place for it")
+    job.release()
+    outcome = job.wait()
+    check_survived(outcome, reference)
+    job.check_nothing_is_left()
+    assert not outcome.report.failures, outcome.describe()  # the spare held no rank
 
 
 def test_a_node_is_drained_and_no_step_is_repeated(slurm: Slurm, tmp_path: Path, reference: Outcome) -> None:
