@@ -5,6 +5,7 @@ import contextlib
 import os
 import secrets
 import signal
+import time
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from relight.wire.connection.loopback import is_default
 from relight.wire.connection.tls import Tls, leave_to_children
 from relight.wire.settings import FIRST_NODE, HOST_ADDRESS, JobSettings
 
+NAME_SECONDS = 30.0  # for the name of this host to be known
 JOIN_SECONDS = 300.0  # for a controller on another host to be there
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -42,18 +44,34 @@ def launch(
     `dashboard`: where to serve the live page, as "HOST:PORT"; None: nowhere. `tls`: None for none.
     """
     screen = Screen(quiet=quiet)
-    if not is_default(settings.controller_address):
-        os.environ.setdefault(HOST_ADDRESS, resolve(settings.controller_address))
     try:
+        if not is_default(settings.controller_address):
+            os.environ.setdefault(HOST_ADDRESS, _resolve_own(settings.controller_address))
         if tls is not None:
             leave_to_children(tls.files)
         secret = token or secrets.token_bytes(32)
         return asyncio.run(_launch(settings, secret, screen, FIRST_NODE, quiet=quiet, dashboard=dashboard, tls=tls))
     except OSError as error:
         screen.say(f"the job could not be started: {error}", "error")
+        remove_unused(Path(settings.run_dir))
         return 1
     finally:
         screen.close(OUTPUT_SECONDS)
+
+
+def _resolve_own(name: str) -> str:
+    """Return the address of this host's name, which a cluster may know only some time after it has started the host."""
+    deadline = time.monotonic() + NAME_SECONDS
+    while True:
+        try:
+            return resolve(name)
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise OSError(
+                    f"the name of this host for the others, {name}, cannot be resolved here "
+                    f"({error.strerror or error}); give an address: --rdzv-endpoint ADDRESS:PORT on all nodes"
+                ) from error
+        time.sleep(1.0)
 
 
 def join(
