@@ -123,6 +123,34 @@ def test_a_replacement_computes_as_its_rank(seed: int, tmp_path: Path) -> None:
             assert loop.doubt is None
 
 
+CARRIED = ("a list", "a dict", "a tensor", "a number of NumPy", "an array")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_small_values_in_which_ranks_differ_are_carried_and_put_back(name: str, tmp_path: Path) -> None:
+    made, read = OTHERS[name]
+    long = "long = list(range(RANK, 100))\nlarge = torch.zeros(2**17) + RANK"
+    sources = [
+        SCRIPT.format(rank=rank, made=f"{made}\n{long}", read=f"{read}, long[0], float(large[0])")
+        for rank in range(RANKS)
+    ]
+    names: list[str] = []
+
+    def learn(values: RankValues) -> None:
+        own = values.look()
+        slots = sorted(own)
+        values.learn(own, RANKS, slots, [0] * (4 * len(slots) * RANKS))
+        loop.carried.roll_back()  # of the step under way, which had begun with the same values
+        names.extend(loop.carried.names)
+
+    expected = run_script(sources[1], RankLoop(), tmp_path)
+    loop = RankLoop(learn)
+    assert run_script(sources[1], loop, tmp_path) == expected
+    variable = made.partition(" ")[0]
+    assert (variable in names) == (name in CARRIED)
+    assert not {"long", "large"} & set(names)
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_process_that_starts_later_takes_the_numbers_of_the_job(is_last: bool, tmp_path: Path) -> None:
     """A checkpoint of the script's own was written since, and changes what is made before the loop."""

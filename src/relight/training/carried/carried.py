@@ -83,17 +83,19 @@ class Carried:
         if self._catalog.is_idle and not self._adoption.is_pending and not self.rank_values.is_pending:
             return None
         self._loop.look_at(frame)
-        doubt = self.rank_values.put_in() if self.rank_values.is_pending else None
+        doubt = None
         if self._again:
             self._put_back()  # also what code between steps did after a step that does not count
             if self._missed and not self._adoption.is_pending and self._loop.computes_above and self.decides:
-                doubt = doubt or (
+                doubt = (
                     f"{', '.join(self.names)}: carried by the script from its first step on, and that step was "
                     "interrupted. Put `with step` into the function that has the loop"
                 )
             self._again = False
         if self._adoption.is_pending:
             self._put_in()
+        if self.rank_values.is_pending:
+            doubt = self.rank_values.put_in() or doubt
         self._catalog.notice(between=True)
         return doubt
 

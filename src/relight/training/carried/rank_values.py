@@ -4,8 +4,9 @@ A standby is built as the last rank. So a variable or attribute that was made fr
 the last rank's value in it, also when it takes another rank. And a process that starts later may find something else
 (the script's own checkpoint). The ranks therefore compare, once, what their loops can reach and steps do not change. A
 replacement whose value is the last rank's, and not that of the rank it takes, takes that rank's; so does one whose
-value is not that of all ranks. Numbers are set, and other values are doubted. Values that differ from process to
-process (a time) stay as they are.
+value is not that of all ranks. Numbers are set; small tensors, arrays and containers in which ranks differ are carried
+with each step, as variables are that steps change. Other values are doubted. Values that differ from process to process
+(a time) stay as they are.
 
 All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall into slots by their hashes; the few slots
 in which ranks differ are then gathered rank by rank.
@@ -23,6 +24,7 @@ from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.places import MISSING, key_of
 from relight.training.carried.finding.survey import Survey
+from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.kinds import kind_of
 from relight.training.torch_private.tensors import is_plain_memory
 from relight.words import listed
@@ -35,6 +37,8 @@ _BITS = 40  # of a digest: the sum over all ranks fits into int64
 _EDGE = 2**13  # elements at either end of a larger tensor
 _LONGEST = 5000  # items of a container
 _DEEPEST = 3
+_MOST_CARRIED = 2**18  # bytes of a rank's own values that are carried, though no step changes them
+_FEW = 32  # items of a container that is carried for that
 _HALF = 32
 _NO_NUMBER, _INT, _FLOAT, _BOOL = range(4)
 _UNKNOWN = (
@@ -108,12 +112,18 @@ class RankValues:
         return slots
 
     def learn(self, own: Look, ranks: int, slots: Sequence[int], table: Sequence[int]) -> None:
-        """Keep the table of all ranks, and the values in which they do not differ."""
+        """Keep the table of all ranks, and the values in which they do not differ. Carry small ones that do."""
         self._ranks, self._slots, self._table = ranks, list(slots), list(table)
         for number, found in own.items():
             # A text may be a path or a date of the process's own.
             if number not in slots and len(found) == 1 and _matters(value := found[0].value) and type(value) is not str:
                 self._common += [number, found[0].digest, *_number_of(found)]
+        left = _MOST_CARRIED
+        for one in (one for number in slots for one in own.get(number, [])):
+            size = plain_bytes(one.value, left) if _is_carried(one.value) else None
+            if size is not None and (kept := self._catalog.keep(one.place, seen=True)) is not None:
+                kept.mark = self._catalog.mark_of(one.value, kept)  # the step under way began with it
+                left -= size
 
     def describe(self) -> dict[str, Any]:
         """Return what a replacement needs to know."""
@@ -203,6 +213,12 @@ def _loaders(frames: Any) -> Iterator[tuple[Place, DataLoader[Any]]]:
             for name, value in frames.read(number).items():
                 if isinstance(value, DataLoader):
                     yield (("frame", str(number), name),), value
+
+
+def _is_carried(value: Any) -> bool:
+    """Return whether a value that differs between ranks is written down with each step's private state."""
+    kind = kind_of(value)
+    return kind in ("tensor", "array", "number") or (kind in _DATA and len(value) <= _FEW)
 
 
 def _matters(value: Any) -> bool:
