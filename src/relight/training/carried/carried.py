@@ -17,6 +17,11 @@ from relight.training.carried.succession import Adoption, Keeper
 from relight.training.carried.values.parts import Parts
 from relight.training.state.values.marks import changed, put_back
 
+_MISSED = (
+    "{names}: carried by the script from its first step on, and that step was interrupted. Put `with step` into the "
+    "function that has the loop"
+)
+
 
 class Carried:
     """Owned by the main thread. `turn` and `remember` begin a step; `commit` or `roll_back` ends it."""
@@ -87,10 +92,7 @@ class Carried:
         if self._again:
             self._put_back()  # also what code between steps did after a step that does not count
             if self._missed and not self._adoption.is_pending and self._loop.computes_above and self.decides:
-                doubt = (
-                    f"{', '.join(self.names)}: carried by the script from its first step on, and that step was "
-                    "interrupted. Put `with step` into the function that has the loop"
-                )
+                doubt = _MISSED.format(names=", ".join(self.names))
             self._again = False
         if self._adoption.is_pending:
             self._put_in()
