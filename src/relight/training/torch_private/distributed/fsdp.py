@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed._composable_state import _get_module_state
 
 from relight.training.torch_private.distributed.mesh import Dimension, dimensions_of
+from relight.training.torch_private.installed import refuse_missing_of
 
 
 class ShardedModules:
@@ -22,9 +23,11 @@ class ShardedModules:
         for module in modules:
             for child in module.modules():
                 state: Any = _get_module_state(child)
-                if hasattr(state, "_comm_ctx"):  # other composable wrappers keep states too
+                if any(kind.__name__ == "FSDPState" for kind in type(state).__mro__):  # other wrappers keep states too
                     found[id(state)] = state
         self._states = list(found.values())
+        if self._states:
+            refuse_missing_of("FSDP2")
 
     def __bool__(self) -> bool:
         return bool(self._states)

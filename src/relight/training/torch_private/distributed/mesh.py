@@ -14,6 +14,7 @@ from torch.distributed import device_mesh, distributed_c10d
 
 from relight.errors import UsageError
 from relight.training.shards import Cut, batch_groups
+from relight.training.torch_private.installed import refuse_missing_of
 
 
 class GroupMade(Protocol):
@@ -149,6 +150,7 @@ def cuts_of(tensor: torch.Tensor, world_size: int, name: str) -> Iterator[Cut]:
     """Along which dimensions of its mesh a DTensor is divided. Raises UsageError if ranks hold mere summands of it."""
     if not is_distributed(tensor):
         return
+    refuse_missing_of("DTensor")
     mesh, placements = tensor.device_mesh, tensor.placements  # type: ignore[attr-defined]
     coordinates = mesh.get_coordinate()
     if coordinates is None:

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from relight.errors import UsageError
 from relight.training.shards import Cut
+from relight.training.torch_private.installed import refuse_missing_of
 
 _STAGES = "torch.distributed.pipelining.stage"
 
@@ -36,6 +37,8 @@ class Pipelines:
             self._schedules: list[Any] = []
         else:
             self._schedules = list(pipeline) if isinstance(pipeline, (list, tuple)) else [pipeline]
+        if _STAGES in sys.modules:
+            refuse_missing_of("pipelining")
         known = {id(parameter) for parameter in parameters}
         for schedule in self._schedules:
             if not hasattr(schedule, "_stage") and not hasattr(schedule, "_stages"):

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from relight.errors import UsageError
 from relight.training.shards import Cut
+from relight.training.torch_private.installed import refuse_missing_of
 
 
 class ZeroOptimizers:
@@ -26,6 +27,8 @@ class ZeroOptimizers:
         """Raises UsageError for one that writes during the backward pass."""
         self._named: dict[str, Any] = {name: o for name, o in optimizers.items() if is_zero(o)}
         self._optimizers = list(self._named.values())
+        if self._optimizers:
+            refuse_missing_of("ZeroRedundancyOptimizer")
         for name, optimizer in optimizers.items():
             if is_zero(optimizer) and optimizer._overlap_with_ddp:  # type: ignore[attr-defined]
                 raise UsageError(
