@@ -1,5 +1,6 @@
 """Decisions of a worker, event by event: the production machine that both drivers carry out."""
 
+import msgspec
 import pytest
 
 from relight.core.protocol.commands import (
@@ -329,6 +330,13 @@ def test_states_that_agree_in_a_handshake_vouch_for_no_later_version(worker: Wor
     assert (worker.status().agreed, worker.status().sound) == (2, 2)
 
 
+def test_states_that_differ_are_reported_and_vouch_for_nothing(worker: Worker) -> None:
+    do_steps(worker, 1)
+    enter_step(worker)
+    assert kinds(feed(worker, ev.StatesDiffer())) == ["ReportDifference"]
+    assert (worker.status().agreed, worker.status().sound) == (0, 0)
+
+
 # --- Restore ------------------------------------------------------------------------------------------------------
 def stopped(worker: Worker, version: int = 2) -> Worker:
     do_steps(worker, version)
@@ -376,6 +384,27 @@ def test_resume_opens_the_generation(worker: Worker) -> None:
     assert kinds(feed(worker, ev.BarrierPassed(), ev.StepFinished("next"))) == ["Commit", "ReportResumed"]
 
 
+def resumed(worker: Worker, order: Restore) -> act.Actions:
+    feed(stopped(worker), order, ev.Ordered(), ev.StepLeft(), ev.GroupsFormed())
+    return feed(worker, resume(2), ev.Ordered())
+
+
+def test_snapshots_that_are_not_trusted_are_discarded_before_training_goes_on(worker: Worker) -> None:
+    actions = resumed(worker, msgspec.structs.replace(restore(2, 2), distrust=1))
+    assert kinds(actions) == ["OpenGeneration", "DiscardDistrusted", "AssignBuddies"]
+    assert actions[1] == act.DiscardDistrusted(1)
+
+
+def test_steps_that_were_undone_are_further_attempts(worker: Worker) -> None:
+    """Versions up to 2 + 1 were begun before: the step to 3 and the one under way then; the next one is new."""
+    resumed(worker, msgspec.structs.replace(restore(2, 2), undone=1))
+    assert worker.attempt == 1
+    do_steps(worker, 1)
+    assert worker.attempt == 1
+    do_steps(worker, 1)
+    assert worker.attempt == 0
+
+
 def test_a_newer_stop_comes_before_resume(worker: Worker) -> None:
     feed(stopped(worker), restore(2, 2), ev.Ordered(), ev.StepLeft(), ev.GroupsFormed(), resume(2), stop(3))
     assert kinds(feed(worker, ev.Ordered())) == ["ReportStatus"]
@@ -395,6 +424,22 @@ def test_a_rank_is_blank_while_it_goes_down(worker: Worker) -> None:
 def test_a_rank_without_its_own_snapshot_asks_another_one(worker: Worker) -> None:
     order = restore(2, 1, tier=FallbackTier.BUDDY)
     feed(stopped(worker), order, ev.Ordered(), ev.StepLeft())
+    assert kinds(feed(worker, ev.SnapshotMissing())) == ["FetchSnapshot"]
+
+
+@pytest.mark.parametrize(("tier", "action"), [(FallbackTier.BUDDY, "FetchSnapshot"), (FallbackTier.CHECKPOINT, "Copy")])
+def test_a_target_gets_the_version_from_another_rank(worker: Worker, tier: FallbackTier, action: str) -> None:
+    found = kinds(feed(stopped(worker), restore(2, 1, (1,), tier), ev.Ordered(), ev.StepLeft()))
+    assert found[-2:] == ["DiscardUndone", action]
+    assert worker.blank
+    feed(worker, ev.StateTaken(1, "one", 10))
+    assert worker.is_intact
+
+
+@pytest.mark.parametrize("spoilt", ["blank", "torn"])
+def test_a_rank_that_holds_nothing_whole_asks_another_one(worker: Worker, spoilt: str) -> None:
+    setattr(stopped(worker), spoilt, True)
+    feed(worker, restore(2, 2, tier=FallbackTier.BUDDY), ev.Ordered(), ev.StepLeft())
     assert kinds(feed(worker, ev.SnapshotMissing())) == ["FetchSnapshot"]
 
 
@@ -437,6 +482,20 @@ def test_a_rank_that_completes_nothing_reports_nothing(worker: Worker) -> None:
     assert worker.state is State.FAILED
 
 
+def test_a_torn_rank_writes_without_undoing(worker: Worker) -> None:
+    """It is no source of the state, and writes only what it is asked for beside it."""
+    reach_barrier(worker)
+    feed(worker, ev.BarrierPassed(), stop(2), ev.StepLeft())
+    found = kinds(feed(worker, save(2, 0), ev.Ordered(), ev.StepLeft()))
+    assert found == ["LeaveGroups", "AwaitCopies", "SavePart"]
+
+
+def test_a_blank_rank_saves_nothing(worker: Worker) -> None:
+    stopped(worker).blank = True
+    assert feed(worker, save(2, 2), ev.Ordered(), ev.StepLeft()) == ()
+    assert worker.state is State.FAILED
+
+
 def test_another_version_is_not_saved(worker: Worker) -> None:
     actions = feed(stopped(worker), save(2, 3), ev.Ordered(), ev.StepLeft())
     assert actions[-1] == act.ReportSaved("", "rank 1: it holds version 2, not 3")
@@ -457,6 +516,13 @@ def test_a_script_that_failed_ends(worker: Worker, saves: bool, passed: bool) ->
         feed(worker, ev.BarrierPassed())
     feed(worker, ev.ScriptFailed(saves=saves))
     assert worker.state is State.ENDING
+
+
+def test_a_recovery_comes_before_the_release(worker: Worker) -> None:
+    worker.until = worker.version
+    feed(worker, ev.StepWanted(), Release(why="", generation=1), stop(2))
+    assert kinds(feed(worker, ev.Ordered())) == ["ReportStatus"]
+    assert worker.state is State.PARKED
 
 
 def test_a_script_that_failed_after_its_last_step_ends(worker: Worker) -> None:
