@@ -71,6 +71,10 @@ def _register() -> None:
     module.current_stream, module.set_stream = torch.accelerator.current_stream, torch.accelerator.set_stream
     module.stream = _on_stream
     module.memory_allocated = module.memory_reserved = lambda device=None: native.allocated_bytes(_index(device))
+    module.mem_get_info = lambda device=None: (
+        native.memory_limit() - native.allocated_bytes(_index(device)),
+        native.memory_limit(),
+    )
     module.empty_cache = lambda: None
     module.host_register, module.host_unregister = native.register_host, native.unregister_host
     torch._register_device_module(NAME, module)

@@ -19,9 +19,9 @@ def add_one(connection: Connection) -> None:
         connection.send((before[0].item(), late.native.races()))
 
 
-def serve(connection: Connection, place: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Be an engine on the device. For each version that comes, send the values that it answers with, and the races."""
-    live = {name: torch.zeros(shape, device="late") for name, shape in shapes.items()}
+def serve(connection: Connection, place: Path, shapes: dict[str, tuple[int, ...]], device: int) -> None:
+    """Be an engine on a device. For each version that comes, send the values that it answers with, and the races."""
+    live = {name: torch.zeros(shape, device=f"late:{device}") for name, shape in shapes.items()}
     notices: list[str] = []
     with relight.Receiver(place, model=live, on_notice=notices.append) as receiver:
         while (version := connection.recv()) is not None:

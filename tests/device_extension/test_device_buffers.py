@@ -2,12 +2,14 @@
 
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ pytestmark = pytest.mark.late
 late = pytest.importorskip("tests.device_extension.late", reason="not built: make test-device", exc_type=ImportError)
 
 from relight.errors import TransferError  # noqa: E402 - the device is chosen once, when it is there
+from relight.transfer.io.messages import Begin  # noqa: E402
 from relight.transfer.plan.plan import plan_buckets  # noqa: E402
 from relight.transfer.plan.update.result import Published  # noqa: E402
 from relight.transfer.plan.update.way import Way  # noqa: E402
@@ -24,6 +27,7 @@ from relight.transfer.tensors import device_buffers  # noqa: E402
 from relight.transfer.tensors.device import CopyStreams  # noqa: E402
 from relight.transfer.tensors.device_buffers import DeviceBuffers, ImportedBuffers, SourceOnDevice  # noqa: E402
 from relight.transfer.tensors.device_staging import DeviceStaging  # noqa: E402
+from relight.transfer.tensors.targets import StagedTensors  # noqa: E402
 from relight.transfer.tensors.weights import TensorSource  # noqa: E402
 from tests.device_extension.peer import serve  # noqa: E402
 
@@ -35,12 +39,12 @@ NO_EVENTS = lambda _: lambda: None  # noqa: E731
 
 
 class Engine:
-    """An engine on the device, in a process of its own."""
+    """An engine on a device, in a process of its own."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, device: int) -> None:
         self._own, others = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self.process: BaseProcess = context.Process(target=serve, args=(others, place, SHAPES), daemon=True)
+        self.process: BaseProcess = context.Process(target=serve, args=(others, place, SHAPES, device), daemon=True)
         self.process.start()
         others.close()
 
@@ -56,12 +60,12 @@ class Engine:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[tuple[relight.Publisher, Callable[[], Engine]]]:
-    """A publisher, and a function that starts an engine there; all ends with the test."""
+def place(tmp_path: Path) -> Iterator[tuple[relight.Publisher, Callable[..., Engine]]]:
+    """A publisher, and a function that starts an engine on a device; all ends with the test."""
     engines: list[Engine] = []
 
-    def start() -> Engine:
-        engines.append(Engine(tmp_path))
+    def start(device: int = 0) -> Engine:
+        engines.append(Engine(tmp_path, device))
         return engines[-1]
 
     with relight.Publisher(tmp_path, bucket_bytes=BUCKET_BYTES) as publisher:
@@ -97,10 +101,11 @@ def assert_has(engine: Engine, version: int, value: float) -> None:
     assert races == []
 
 
-def test_engines_in_other_processes_get_what_was_computed(place: Any) -> None:
+@pytest.mark.parametrize("devices", [(0, 0), (1, 1), (0, 1, 2)], ids=["the source's", "another", "several"])
+def test_engines_in_other_processes_get_what_was_computed(place: Any, devices: tuple[int, ...]) -> None:
     publisher, start = place
-    engines = [start(), start()]
-    assert publisher.wait_for_engines(2, SECONDS)
+    engines = [start(device) for device in devices]
+    assert publisher.wait_for_engines(len(devices), SECONDS)
     buffers = DeviceBuffers(torch.device("late", 0), BUCKET_BYTES)
     for version in range(1, 6):
         result = publish(publisher, SourceOnDevice(computed(float(version)), buffers), version)
@@ -125,9 +130,51 @@ def test_an_engine_in_host_memory_gets_shared_buffers(place: Any, tmp_path: Path
     assert late.native.races() == []
 
 
+def test_a_full_device_is_left_to_its_trainer(place: Any) -> None:
+    """Each process that uses a device takes some of its memory: engines on other devices take host memory instead."""
+    publisher, start = place
+    near, far = start(0), start(1)
+    assert publisher.wait_for_engines(2, SECONDS)
+    late.native.set_memory_limit(2**31)
+    try:
+        buffers = DeviceBuffers(torch.device("late", 0), BUCKET_BYTES)
+        result = publish(publisher, SourceOnDevice(computed(1.0), buffers), 1)
+    finally:
+        late.native.set_memory_limit(2**33)
+    assert (result.way, result.dropped, result.error) == (Way.COPIED, {}, "")
+    assert re.search(r"lie on another device, and only 2\.0 GiB are free on late:0", result.why), result.why
+    for engine in (near, far):
+        assert_has(engine, 1, 1.0)
+
+
+def test_why_an_engine_does_without_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = DeviceBuffers(torch.device("late", 0), BUCKET_BYTES)
+    source = SourceOnDevice(computed(1.0), buffers)
+    live = {name: torch.zeros(shape, device="late:1") for name, shape in SHAPES.items()}
+    begin = Begin(
+        update=1, version=1, generation=1, bucket_bytes=BUCKET_BYTES, manifest=source.manifest, handles=source.handles
+    )
+
+    def why(live: dict[str, torch.Tensor], device: str = source.device) -> str:
+        return StagedTensors(live).import_buffers(msgspec.structs.replace(begin, device=device))
+
+    assert why(live) == ""
+    assert why(live, "late:99") == "it does not see late:99, where the weights are"
+    assert why({**live, "one": torch.zeros((), device="late:2")}) == "its weights lie on several devices"
+    monkeypatch.setattr(torch.get_device_module("late"), "can_device_access_peer", lambda *_: False, raising=False)
+    assert why(live) == "late:1, where its weights lie, cannot read the memory of late:0 by itself"
+    late.native.set_memory_limit(late.native.allocated_bytes(1))
+    try:
+        monkeypatch.undo()
+        begin = msgspec.structs.replace(begin, bucket_bytes=2**20)
+        assert re.match(r"no room on late:1 for a bucket of 1\.0 MiB: ", why(live))
+    finally:
+        late.native.set_memory_limit(2**33)
+
+
 def test_a_killed_engine_is_dropped_and_the_other_goes_on(place: Any) -> None:
     publisher, start = place
-    kept, lost = start(), start()
+    kept, lost = start(0), start(1)
     assert publisher.wait_for_engines(2, SECONDS)
     buffers = DeviceBuffers(torch.device("late", 0), BUCKET_BYTES)
     assert not publish(publisher, SourceOnDevice(computed(1.0), buffers), 1).dropped
@@ -146,10 +193,11 @@ def test_a_killed_engine_is_dropped_and_the_other_goes_on(place: Any) -> None:
     assert late.native.races() == []
 
 
-def test_values_that_change_in_the_buffer_are_noticed(place: Any) -> None:
-    """The digest is computed by the device: of one process as it is written, of the other as it is read."""
+@pytest.mark.parametrize("device", [0, 1])
+def test_values_that_change_in_the_buffer_are_noticed(place: Any, device: int) -> None:
+    """The digest is computed by devices: the source's as it is written, the engine's as it has come."""
     publisher, start = place
-    engine = start()
+    engine = start(device)
     assert publisher.wait_for_engines(1, SECONDS)
     buffers = DeviceBuffers(torch.device("late", 0), BUCKET_BYTES)
 
@@ -185,8 +233,9 @@ def test_one_flipped_bit_has_another_digest() -> None:
 def test_what_cannot_be_exported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransferError, match="cannot be exported"):
         DeviceBuffers(torch.device("cpu"))
+    device = torch.device("late", 0)
     with pytest.raises(TransferError, match="cannot be imported on late:0: process 4194305, whose memory was exported"):
-        ImportedBuffers([late._EXPORTED.pack(2**22 + 1, 3, 0, 4096)], torch.device("late", 0))
+        ImportedBuffers([late._EXPORTED.pack(2**22 + 1, 3, 0, 4096)], device, device, 4096)
     late.native.set_memory_limit(2**20)
     try:
         with pytest.raises(TransferError, match=r"no buffers of 32\.0 MiB on late:0"):
@@ -199,23 +248,27 @@ def test_what_cannot_be_exported_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def write_and_load(before_writing: Plant, before_loading: Plant, patch: pytest.MonkeyPatch) -> list[str]:
-    """Put a bucket into a buffer and take it out again, in one process; return the races."""
+def write_and_load(
+    before_writing: Plant, before_loading: Plant, patch: pytest.MonkeyPatch, place: torch.device
+) -> list[str]:
+    """Put a bucket into a buffer and take it out again, onto `place`, in one process; return the races."""
     device = torch.device("late", 0)
     source = {"a": torch.full((9000,), 1.0, device=device)}
-    staging = DeviceStaging(TensorSource(source).manifest, {"a": torch.zeros(9000, device=device)})
+    staging = DeviceStaging(TensorSource(source).manifest, {"a": torch.zeros(9000, device=place)})
     used = [torch.empty(BUCKET_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
-    torch.accelerator.synchronize(0)
+    for index in (0, 1):
+        torch.accelerator.synchronize(index)
     del used  # the memory that the buffers get
     before_writing(patch)
     buffers = DeviceBuffers(device, BUCKET_BYTES)
     on_device = SourceOnDevice(source, buffers)
     bucket = plan_buckets(on_device.manifest, BUCKET_BYTES)[0]
     digest = on_device.place(bucket, 0)
-    imported = ImportedBuffers(buffers.handles, device)
+    imported = ImportedBuffers(buffers.handles, device, place, BUCKET_BYTES)
     before_loading(patch)
-    arrived = staging.load_on_device(bucket, imported.view(0, bucket))
-    torch.accelerator.synchronize(0)
+    arrived = staging.load_on_device(bucket, imported, 0)
+    for index in (0, 1):
+        torch.accelerator.synchronize(index)
     races: list[str] = late.native.races()
     assert races or digest == arrived
     return races
@@ -233,8 +286,9 @@ def no_events(patch: pytest.MonkeyPatch) -> None:
         pytest.param(NOTHING, no_events, id="a buffer is given back while it is read"),
     ],
 )
+@pytest.mark.parametrize("device", [0, 1])
 def test_a_wait_that_is_left_out_is_reported(
-    monkeypatch: pytest.MonkeyPatch, before_writing: Plant, before_loading: Plant
+    monkeypatch: pytest.MonkeyPatch, before_writing: Plant, before_loading: Plant, device: int
 ) -> None:
-    races = write_and_load(before_writing, before_loading, monkeypatch)
+    races = write_and_load(before_writing, before_loading, monkeypatch, torch.device("late", device))
     assert bool(races) == (before_writing is not NOTHING or before_loading is not NOTHING), races

@@ -73,12 +73,28 @@ class Accelerator(abc.ABC):
     def pin(self, view: memoryview) -> Callable[[], object] | None:
         """Register host memory, so that devices read and write it by themselves; return the function that ends that.
 
-        None: it could not be registered. Copies are then slower, and the host waits for them.
+        None: this process uses no device, or its kind cannot. Copies are then slower, and the host waits for them.
+        Raises RuntimeError: the device refuses.
         """
 
     def identity(self, device: torch.device) -> str:
         """Return a name that the device has in every process of this host."""
         return str(device)
+
+    def device_named(self, identity: str) -> torch.device | None:
+        """Return the device of this process that has this name on the host; None if it sees none such."""
+        devices = (torch.device(self.type, index) for index in range(self.count()))
+        return next((device for device in devices if self.identity(device) == identity), None)
+
+    def free_bytes(self, device: torch.device) -> int | None:
+        """Return the memory of a device of this process that no process uses; None: not known."""
+        del device
+        return None
+
+    def reaches(self, device: torch.device, other: torch.device) -> bool:
+        """Return whether copies from `other` to `device` go straight, and not through host memory."""
+        del device, other
+        return True
 
     def export(self, tensor: torch.Tensor) -> bytes | None:
         """Return a handle by which other processes of this host find a contiguous tensor's memory, while it lives.
@@ -90,7 +106,7 @@ class Accelerator(abc.ABC):
         return None
 
     def import_memory(self, handle: bytes, device: torch.device) -> torch.Tensor:
-        """Return memory that another process has exported, as bytes of `device`, which is the same one.
+        """Return memory that another process has exported, as bytes of `device`, on which it lies.
 
         Raises RuntimeError: the process is gone, or the driver refuses.
         """

@@ -68,10 +68,10 @@ class Cuda(Accelerator):
         runtime = torch.cuda.cudart()
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         with torch.cuda.device(device):
-            if int(runtime.cudaHostRegister(address, len(view), _PORTABLE)) != 0:
+            if status := int(runtime.cudaHostRegister(address, len(view), _PORTABLE)):
                 with contextlib.suppress(RuntimeError):  # CUDA reports an error twice: here, not in a later kernel
                     torch.zeros(1, device="cuda")
-                return None
+                raise RuntimeError(f"cudaHostRegister returned {status}")
 
         def unpin() -> None:
             with torch.cuda.device(device):
@@ -81,6 +81,12 @@ class Cuda(Accelerator):
 
     def identity(self, device: torch.device) -> str:
         return str(torch.cuda.get_device_properties(device).uuid)  # numbers depend on CUDA_VISIBLE_DEVICES
+
+    def free_bytes(self, device: torch.device) -> int | None:
+        return torch.cuda.mem_get_info(device)[0]
+
+    def reaches(self, device: torch.device, other: torch.device) -> bool:
+        return torch.cuda.can_device_access_peer(device, other)
 
     def export(self, tensor: torch.Tensor) -> bytes | None:
         start = tensor.storage_offset() * tensor.element_size()

@@ -72,6 +72,14 @@ class Generic(Accelerator):
         register(address, len(view))
         return functools.partial(self._module.host_unregister, address)
 
+    def free_bytes(self, device: torch.device) -> int | None:
+        ask = getattr(self._module, "mem_get_info", None)
+        return None if ask is None else int(ask(device)[0])
+
+    def reaches(self, device: torch.device, other: torch.device) -> bool:
+        ask = getattr(self._module, "can_device_access_peer", None)
+        return ask is None or bool(ask(device, other))
+
     def export(self, tensor: torch.Tensor) -> bytes | None:
         export = getattr(self._module, "export_memory", None)
         return None if export is None else export(tensor)

@@ -90,6 +90,7 @@ Exported export_memory(const void* address, size_t nbytes);  // as long as it is
 void* import_memory(const Exported& exported, int device);  // orders nothing between the processes
 void release_memory(const void* address);  // that was imported
 int64_t allocated_bytes(int device);
+int64_t memory_limit();
 void set_memory_limit(int64_t nbytes);
 
 // --- pinned.cpp: memory of the host that the device uses by itself

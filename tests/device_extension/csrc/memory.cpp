@@ -204,6 +204,7 @@ void release_memory(const void* address) {
   if (is_in_use(address)) report("imported memory is released while the device still uses it");
 }
 int64_t allocated_bytes(int device) { return memory().used[device]; }
+int64_t memory_limit() { return memory().limit; }
 void set_memory_limit(int64_t nbytes) { memory().limit = nbytes; }
 
 namespace {

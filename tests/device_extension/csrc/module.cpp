@@ -33,6 +33,7 @@ PYBIND11_MODULE(_late, module) {
     return at::from_blob(address, {static_cast<int64_t>(nbytes)}, [](void* place) { late::release_memory(place); }, options);
   });
   module.def("allocated_bytes", &late::allocated_bytes);
+  module.def("memory_limit", &late::memory_limit);
   module.def("set_memory_limit", &late::set_memory_limit);
   module.def("set_lateness", &late::set_lateness);
   late::bind_collectives(module);

@@ -80,7 +80,7 @@ class EngineSession:
 
     def _begin(self, begin: msg.Begin) -> None:
         self._break_off("another update began")
-        unable = self._target.import_buffers(begin.device, begin.handles) if begin.device else self._borrow(begin)
+        unable = self._target.import_buffers(begin) if begin.device else self._borrow(begin)
         why = self._objection(begin)
         if not why:
             try:

@@ -57,6 +57,7 @@ class Begin(_Message, frozen=True, kw_only=True):
     lent_bytes: int = 0  # of shared memory that has all weights, laid out as buckets end to end; 0: none is lent
     device: str = ""  # the one whose memory has the buffers; empty: none has
     handles: tuple[bytes, ...] = ()  # of these buffers
+    near: str = ""  # why engines on other devices may not import them; empty: they may
 
 
 class Ready(_Message, frozen=True, kw_only=True):

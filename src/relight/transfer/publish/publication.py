@@ -81,6 +81,7 @@ class Publication:
             lent_bytes=self.source.memory.nbytes if isinstance(self.source, Lender) else 0,
             device=self.source.device if isinstance(self.source, DeviceSource) else "",
             handles=self.source.handles if isinstance(self.source, DeviceSource) else (),
+            near=self.source.near if isinstance(self.source, DeviceSource) else "",
         )
 
     def lent_memory(self) -> list[int]:

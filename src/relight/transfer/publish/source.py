@@ -52,10 +52,11 @@ class Lender(Source, Protocol):
 
 @runtime_checkable
 class DeviceSource(Source, Protocol):
-    """A source on a device that has buffers there as well, for engines on the same device."""
+    """A source on a device that has buffers there as well, for engines on devices of this host."""
 
     device: str  # its name on this host
     handles: tuple[bytes, ...]  # by which other processes find the buffers
+    near: str  # why only engines on the same device may import them; empty: others may, too
 
     def place(self, bucket: Bucket, buffer: int) -> int:
         """Write the bucket into a buffer on the device; return the digest that the device has computed."""

@@ -1,6 +1,7 @@
 """The two IPC buffers in a device's own memory, exported to other processes, and digests that a device computes.
 
-A bucket goes from the source's tensors into such a buffer, and from there into the engine's, and stays on the device.
+A bucket goes from the source's tensors into such a buffer, and from there into the engine's. An engine on another
+device copies it into a buffer there first, once, and then to its places; no byte goes through host memory.
 An export orders nothing between two processes: each waits for its own copies before it tells the other.
 """
 
@@ -20,10 +21,12 @@ from relight.transfer.tensors.device import CopyStreams, bytes_on_device
 from relight.transfer.tensors.weights import TensorSource
 
 _WORD_BYTES = 8
+ROOM_BYTES = 4 * 2**30  # free on the source's device, so that processes on other devices may use it as well
 _ROW_WORDS = 2**16  # of which each sum is taken
 _ROWS = 8  # multiplied at a time: that takes as much memory again
 _ODD = 0x1E3779B97F4A7C15  # any odd number whose multiples look random
 
+Store = Callable[[CopyStreams, Piece, torch.Tensor], None]  # launches the copy of a piece to its place
 Find = Callable[[Piece], tuple[torch.Tensor, int]]  # the tensor of a piece, and where it begins there, in bytes
 
 
@@ -37,6 +40,13 @@ class DeviceBuffers:
         """Raises TransferError: no room on the device, or its memory cannot be exported."""
         kind = accelerator_of(device)
         self.identity = kind.identity(device)
+        free = kind.free_bytes(device)
+        # Each process that uses a device takes some of its memory, half a gigabyte on some: training must not lack it.
+        self.near = (
+            f"only {describe_bytes(free)} are free on {device}, which it would need a part of"
+            if free is not None and free < ROOM_BYTES
+            else ""
+        )
         self.nbytes = nbytes
         self._device = device
         try:
@@ -72,7 +82,7 @@ class SourceOnDevice(TensorSource):
         """`buffers`: on the device of the tensors; those of the update before."""
         super().__init__(tensors)
         self._buffers = buffers
-        self.device, self.handles = buffers.identity, buffers.handles
+        self.device, self.handles, self.near = buffers.identity, buffers.handles, buffers.near
 
     def place(self, bucket: Bucket, buffer: int) -> int:
         """Copy a bucket into a buffer on the device; return its digest, computed there."""
@@ -80,35 +90,42 @@ class SourceOnDevice(TensorSource):
 
 
 class ImportedBuffers:
-    """The buffers of another process, on a device that this one uses as well."""
+    """The buffers of another process, on a device that this one sees."""
 
-    def __init__(self, handles: Sequence[bytes], device: torch.device) -> None:
-        """Raises TransferError: the other process is gone, or the driver refuses."""
+    def __init__(self, handles: Sequence[bytes], device: torch.device, place: torch.device, nbytes: int) -> None:
+        """`device`: where they lie; `place`: where buckets of at most `nbytes` are to go.
+
+        Raises TransferError: the other process is gone, the driver refuses, or `place` has no room for a bucket.
+        """
         self.handles = tuple(handles)
+        self._place = place
         try:
             self._tensors = [accelerator_of(device).import_memory(handle, device) for handle in handles]
         except RuntimeError as error:
             raise TransferError(f"memory of another process cannot be imported on {device}: {error}") from error
+        self._landing: torch.Tensor | None = None  # of buckets that come from another device
+        if device != place:
+            try:
+                with CopyStreams().on(place):  # its memory is used on this stream alone
+                    self._landing = torch.empty(_padded(nbytes), dtype=torch.uint8, device=place)
+            except RuntimeError as error:
+                raise TransferError(f"no room on {place} for a bucket of {describe_bytes(nbytes)}: {error}") from error
 
-    def view(self, index: int, bucket: Bucket) -> torch.Tensor:
-        """Return the bytes of a bucket in a buffer, with those that round it up to whole words."""
-        return self._tensors[index][: _padded(bucket.nbytes)]
+    def load(self, bucket: Bucket, index: int, store: Store) -> int:
+        """Have `store` take each piece out of a buffer; return the bucket's digest, computed where the pieces go.
 
-
-def load_on_device(
-    bucket: Bucket, buffer: torch.Tensor, store: Callable[[CopyStreams, Piece, torch.Tensor], None]
-) -> int:
-    """Have `store` take each piece out of a buffer in device memory; return the bucket's digest.
-
-    The buffer is not read any more when this returns.
-    """
-    streams = CopyStreams()
-    with streams.on(buffer.device):
-        for piece in bucket.pieces:
-            store(streams, piece, buffer[piece.offset : piece.offset + piece.nbytes])
-        sums = _sums(buffer)
-    streams.mark()()
-    return _digest(sums)
+        The buffer is not read any more when this returns.
+        """
+        streams = CopyStreams()
+        with streams.on(self._place):
+            buffer = self._tensors[index][: _padded(bucket.nbytes)]
+            if self._landing is not None:
+                buffer = self._landing[: len(buffer)].copy_(buffer, non_blocking=True)
+            for piece in bucket.pieces:
+                store(streams, piece, buffer[piece.offset : piece.offset + piece.nbytes])
+            sums = _sums(buffer)
+        streams.mark()()
+        return _digest(sums)
 
 
 def _padded(nbytes: int) -> int:

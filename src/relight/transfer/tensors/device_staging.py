@@ -12,7 +12,7 @@ from relight.errors import TransferError
 from relight.transfer.plan.manifest import Entry, Manifest, describe_bytes
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.tensors.device import DeviceWriter
-from relight.transfer.tensors.device_buffers import load_on_device
+from relight.transfer.tensors.device_buffers import ImportedBuffers
 from relight.transfer.tensors.weights import dtype_of
 
 
@@ -35,9 +35,9 @@ class DeviceStaging:
         """Take the bucket out of `view`; returns its digest. It is not read any more when this returns."""
         return self._writer.load(bucket, view)
 
-    def load_on_device(self, bucket: Bucket, buffer: torch.Tensor) -> int:
-        """Take the bucket out of a buffer in device memory; return its digest, computed there."""
-        return load_on_device(bucket, buffer, self._writer.store)
+    def load_on_device(self, bucket: Bucket, imported: ImportedBuffers, buffer: int) -> int:
+        """Take the bucket out of a buffer in device memory; return its digest, computed by this process's device."""
+        return imported.load(bucket, buffer, self._writer.store)
 
     def reuse_for(self, manifest: Manifest) -> bool:
         """Return whether buckets of these weights can be loaded here, whole or divided: the same tensors."""

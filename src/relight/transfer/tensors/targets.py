@@ -10,6 +10,7 @@ import torch
 
 from relight.device.choose import accelerator_of
 from relight.errors import TransferError
+from relight.transfer.io.messages import Begin
 from relight.transfer.plan.manifest import Manifest
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.tensors.device import is_on_device, settle
@@ -34,8 +35,8 @@ class Target(Protocol):
     def begin_update(self, manifest: Manifest) -> None:
         """An update begins. Raises TransferError or UsageError to refuse it; nothing of the engine has changed."""
 
-    def import_buffers(self, device: str, handles: Sequence[bytes]) -> str:
-        """Import buffers on a device of another process; return why that cannot be, empty if they are there."""
+    def import_buffers(self, begin: Begin) -> str:
+        """Import the buffers on a device of another process; return why that cannot be, empty if they are there."""
 
     def load_on_device(self, bucket: Bucket, buffer: int) -> int:
         """Take the bucket out of an imported buffer; returns the digest that the device has computed."""
@@ -56,9 +57,8 @@ class Target(Protocol):
 class _InHostMemory:
     """Does without buffers on devices."""
 
-    def import_buffers(self, device: str, handles: Sequence[bytes]) -> str:
-        del handles
-        return f"it takes weights into host memory, and not on {device}"
+    def import_buffers(self, begin: Begin) -> str:
+        return f"it takes weights into host memory, and not on {begin.device}"
 
     def load_on_device(self, bucket: Bucket, buffer: int) -> int:
         raise TransferError(f"bucket {bucket.index} came in buffer {buffer} of a device")
@@ -143,14 +143,24 @@ class StagedTensors(_Staged):
         self.prepare()  # a second copy after the first update: its memory is found while the engine works
         self._following = None
 
-    def import_buffers(self, device: str, handles: Sequence[bytes]) -> str:
+    def import_buffers(self, begin: Begin) -> str:
         places = {tensor.device for _, tensor in self._live}
+        if self._staged_like is None:
+            return super().import_buffers(begin)
+        if len(places) > 1:
+            return "its weights lie on several devices"
         place = places.pop()
-        if self._staged_like is None or places or accelerator_of(place).identity(place) != device:
-            return super().import_buffers(device, handles)
-        if self._imported is None or self._imported.handles != tuple(handles):
+        kind = accelerator_of(place)
+        device = kind.device_named(begin.device)
+        if device is None:
+            return f"it does not see {begin.device}, where the weights are"
+        if device != place and (why := begin.near):
+            return f"its weights lie on another device, and {why}"
+        if device != place and not kind.reaches(place, device):
+            return f"{place}, where its weights lie, cannot read the memory of {device} by itself"
+        if self._imported is None or self._imported.handles != begin.handles:
             try:
-                self._imported = ImportedBuffers(handles, place)
+                self._imported = ImportedBuffers(begin.handles, device, place, begin.bucket_bytes)
             except TransferError as error:
                 return str(error)
         return ""
@@ -158,7 +168,7 @@ class StagedTensors(_Staged):
     def load_on_device(self, bucket: Bucket, buffer: int) -> int:
         if self._imported is None or not isinstance(self._staging, DeviceStaging):
             return super().load_on_device(bucket, buffer)
-        return self._staging.load_on_device(bucket, self._imported.view(buffer, bucket))
+        return self._staging.load_on_device(bucket, self._imported, buffer)
 
     def _exchange(self, staging: Staging) -> None:
         """Give live tensors the staged ones' memory where that can be done without a copy.

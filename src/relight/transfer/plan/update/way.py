@@ -10,7 +10,7 @@ class Way(StrEnum):
 
     COPIED = "copied"  # the source copies each into a shared buffer, and engines copy it out of there
     LENT = "lent"  # engines copy each from where the source holds it; the source only digests it
-    ON_DEVICE = "on-device"  # as copied, but the buffer lies in the memory of the device that both work on
+    ON_DEVICE = "on-device"  # as copied, but the buffer lies in the memory of the source's device
 
 
 class WayChoice(NamedTuple):
@@ -22,7 +22,7 @@ class WayChoice(NamedTuple):
 
 _REASONS = {
     Way.LENT: "every engine reads the weights where they lie, so the source copies nothing",
-    Way.ON_DEVICE: "source and engines work on one device, so no byte leaves it",
+    Way.ON_DEVICE: "engines copy the weights from the source's device to theirs, and not through host memory",
 }
 
 
