@@ -8,56 +8,24 @@ import dataclasses
 import zlib
 from collections.abc import Sequence
 
-from relight.chaos.plan import parse_fault
+from tests.survival import device_cases
+from tests.survival.device_cases import Case, check_outcome
 from tests.survival.harness import Bench, Outcome, Training
-from tests.survival.judge import check_faults, check_survived, describe, expect
-from tests.survival.test_fallback import check_came_back
 
 RACES = "races"  # the file with one line for each race, in a job's directory
 LAZY = -1  # microseconds that the device is late: it does only what the host waits for
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One way to train on the late device."""
-
-    training: Training
-    flags: tuple[str, ...] = ()
-    recovers_from: str = ""  # where the state comes from, if not from other ranks
-    rank: int = 1  # that is lost
-
-    def devices(self) -> int:
-        return self.training.ranks + 1
+def late(training: Training) -> Training:
+    """Return the same training on the late device."""
+    return dataclasses.replace(training, is_late=True)
 
 
-def divided(*arguments: str, ranks: int = 4) -> Training:
-    return Training(ranks=ranks, is_late=True, program="divided.py", arguments=arguments)
+CASES = {name: dataclasses.replace(case, training=late(case.training)) for name, case in device_cases.CASES.items()}
 
 
 def ddp(*arguments: str) -> Training:
-    return Training(ranks=2, is_late=True, arguments=arguments)
-
-
-CASES = {
-    "ddp": Case(ddp()),
-    "autocast-scaler": Case(ddp("--autocast", "--scaler", "--overflow-at", "2", "--clip")),
-    "fused": Case(ddp("--optimizer", "adamw-fused", "--scaler", "--ema")),
-    "foreach": Case(ddp("--optimizer", "adamw-foreach", "--batchnorm")),
-    "own-stream": Case(ddp("--own-stream", "--batchnorm", "--clip", "--checkpoint", "checkpoints")),
-    "verify": Case(ddp(), flags=("--verify-every", "2")),
-    "checkpoint": Case(ddp("--batchnorm", "--local-buffers", "--checkpoint", "checkpoints")),
-    "publish": Case(ddp("--batchnorm", "--publish", "2")),
-    "hsdp": Case(divided()),
-    "hsdp-mixed": Case(divided("--mixed", "--fused", "--clip")),
-    "hsdp-verify": Case(divided(), flags=("--verify-every", "2")),
-    "buddy": Case(
-        divided("--layout", "fsdp", "--buddy", "2", "--pause", "0.03", ranks=2), recovers_from="buddy memory"
-    ),
-    "fsdp-checkpoint": Case(
-        divided("--layout", "fsdp", "--checkpoint", "checkpoints", "--checkpoint-every", "2", ranks=2),
-        recovers_from="checkpoint",
-    ),
-}
+    return late(device_cases.ddp(*arguments))
 
 
 def run(
@@ -109,11 +77,5 @@ def check(bench: Bench, case: Case, *faults: str, devices: int = 0, microseconds
         microseconds=microseconds,
     )
     assert not races_of(outcome), races_of(outcome)
-    if case.recovers_from:
-        check_came_back(outcome, undisturbed, (case.recovers_from,) * len(faults))
-        struck = [expect(parse_fault(fault)) for fault in faults]
-        assert [describe(failure) for failure in outcome.report.failures] == struck, outcome.describe()
-    else:
-        check_survived(outcome, undisturbed)
-        check_faults(outcome, faults)
+    check_outcome(case, faults, outcome, undisturbed)
     return outcome

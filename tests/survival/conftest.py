@@ -1,18 +1,19 @@
+from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
 
-from tests.survival.harness import Bench, Outcome, Training
+from tests.survival.harness import Bench, Outcome
 
 
 @pytest.fixture(scope="session")
-def references() -> dict[Training, Outcome]:
+def references() -> dict[Hashable, Outcome]:
     """Ends of undisturbed jobs: computed when first asked for, once in a session."""
     return {}
 
 
 @pytest.fixture
-def bench(tmp_path: Path, references: dict[Training, Outcome]) -> Bench:
+def bench(tmp_path: Path, references: dict[Hashable, Outcome]) -> Bench:
     """Runs jobs, each in a directory of its own."""
     directories = (tmp_path / f"job-{number}" for number in range(10_000))
     return Bench(lambda: next(directories), references)

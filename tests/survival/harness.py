@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -271,7 +271,8 @@ class Job:
 def plain_environment() -> dict[str, str]:
     """For programs that import relight and the tests from this checkout. They are not to find a GPU."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("RELIGHT_")}
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    # What else is found there comes after this checkout: packages that were brought to a machine without a network.
+    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -330,7 +331,7 @@ class Bench:
     """Runs jobs one after the other, and remembers how undisturbed ones end."""
 
     make_directory: Callable[[], Path]
-    references: dict[Training, Outcome] = field(default_factory=dict)
+    references: dict[Hashable, Outcome] = field(default_factory=dict)
 
     def run(
         self,
