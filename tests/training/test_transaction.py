@@ -221,6 +221,14 @@ def moves_the_average_last(script: Script) -> None:
             parameter.data.lerp_(torch.ones(()), 0.1)
 
 
+def moves_the_average_in_a_graph(script: Script) -> None:
+    """Without `no_grad`: what it moves is part of a graph from then on."""
+    plain(script)
+    script.net.last.requires_grad_(True)  # flags are read anew in the next step
+    for average, parameter in zip(script.shadow.parameters(), script.net.last.parameters(), strict=True):
+        average.mul_(0.9).add_(parameter.mean(), alpha=0.1)
+
+
 def decays_late(script: Script) -> None:
     """In the first steps it writes what was there."""
     for parameter in script.net.parameters():
@@ -243,6 +251,7 @@ BODIES = [
     evaluates,
     leaves_modes,
     moves_the_average_last,
+    moves_the_average_in_a_graph,
     decays_late,
 ]
 

@@ -5,7 +5,6 @@ A copy is taken once a step, before the first change. Memory for tensors that ar
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -145,7 +144,7 @@ class ObjectImages:
 
 
 class FlagImages:
-    """`requires_grad` of the parameters at the start of a step."""
+    """`requires_grad` of the parameters at the start of a step; of one that has a history, False (see `modes_of`)."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], access: DataAccess) -> None:
         self._parameters = parameters
@@ -155,13 +154,12 @@ class FlagImages:
 
     def begin(self) -> None:
         if self._access.flags_set != self._seen_flags:
-            self._taken = list(map(_requires_grad, self._parameters))
+            self._taken = [parameter.requires_grad and parameter.is_leaf for parameter in self._parameters]
             self._seen_flags = self._access.flags_set
 
     def put_back(self) -> None:
         for parameter, before in zip(self._parameters, self._taken, strict=True):
             if parameter.requires_grad != before:
+                if not parameter.is_leaf:  # an average that was moved in place outside `no_grad`
+                    parameter.detach_()
                 parameter.requires_grad_(before)
-
-
-_requires_grad = attrgetter("requires_grad")
