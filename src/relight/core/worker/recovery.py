@@ -111,9 +111,9 @@ def obey(worker: "Worker", order: Restore | Save) -> act.Actions:
         return (*begin, act.Copy())
     if worker.version != order.target:
         return (*begin, *fail(worker, f"rank {worker.rank} is at version {worker.version}, not {order.target}"))
-    if worker.torn:
-        text = f"the step of rank {worker.rank} was interrupted where it could not be undone"
-        return (*begin, *fail(worker, text))
+    if not worker.is_intact:
+        why = "it holds nothing whole" if worker.blank else "its step was interrupted where it could not be undone"
+        return (*begin, *fail(worker, f"rank {worker.rank} is to go on from its own state, but {why}"))
     worker.state = State.FORMING
     offer = (act.Offer(),) if order.targets else ()
     return (*begin, act.RollBack(), *offer, *_FORM)

@@ -197,7 +197,10 @@ class KeepsWhatThePreparedWrote(Worker):
         actions = recovery.on_step_left(worker, event)
         return tuple(a for a in actions if not (worker.keeps_writes and isinstance(a, act.RollBack)))  # type: ignore[attr-defined]
 
-    table: ClassVar[Table] = {**_with(ev.Ordered, (State.PARKED,), _decided), ev.StepLeft: {State.ORDERED: _left}}
+    table: ClassVar[Table] = {
+        **_with(ev.StepLeft, (State.ORDERED,), _left),
+        ev.Ordered: _with(ev.Ordered, (State.PARKED,), _decided)[ev.Ordered],
+    }
 
 
 class OffersBeforeItRollsBack(Worker):
