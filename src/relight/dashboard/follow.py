@@ -5,21 +5,18 @@ from its beginning, in slices beside the rest; that pass takes over once it has 
 """
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
-from relight.dashboard.model.job import Job
+from relight.dashboard.model.job import Job, take_status, take_trace
 from relight.dashboard.model.metrics import exposition
 from relight.dashboard.model.phases import Phases
 from relight.dashboard.model.view import is_silent, ranks, topics
 from relight.dashboard.sources.memory import Memory
 from relight.dashboard.sources.tail import Tail
-from relight.timeline.model.spans import Chunk
-from relight.wire.status import decode_line
 
 SLICE_SECONDS = 0.01
 SLICE_BYTES = 2**18  # of the older past, between two looks at what is new
@@ -39,7 +36,6 @@ class Follower:
         self._status = Tail(run_dir / "status.jsonl", run_dir / "status.1.jsonl")
         self._trace: Tail | None = None  # opened once the journal says how many ranks there are
         self._older: tuple[Tail, Phases] | None = None  # the pass from the beginning, while it is behind
-        self._decode = msgspec.json.Decoder(Chunk).decode
         self._memory = Memory()
         self._rss_bytes: dict[str, int] = {}
         self._looked = 0.0
@@ -51,14 +47,14 @@ class Follower:
         while lines := self._journal.read():
             await self._take(lines, self.job.take_journal)
         while lines := self._status.read():
-            await self._take(lines, self._take_status)
+            await self._take(lines, functools.partial(take_status, self.job))
         if not self.job.origin_ns:
             self.is_behind = False
             return
         if self._trace is None:
             self._trace = await self._begin_trace()
         lines = self._trace.read()
-        await self._take(lines, self._take_chunk)
+        await self._take(lines, self._take_trace)
         self.has_caught_up |= not lines
         if self._older is not None:
             await self._read_older(*self._older)
@@ -78,21 +74,15 @@ class Follower:
             before = Tail(older_path)
             before.skip_to_last(missing)
             while lines := before.read():
-                await self._take(lines, self._take_chunk)
+                await self._take(lines, self._take_trace)
             before.close()
         while lines := trace.read():
-            await self._take(lines, self._take_chunk)
+            await self._take(lines, self._take_trace)
         return trace
 
     async def _read_older(self, tail: Tail, phases: Phases) -> None:
-        def take(line: bytes) -> None:
-            try:
-                phases.take(self._decode(line), self.job.origin_ns, time.time_ns(), self.job.until)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self.job.unreadable_lines += 1
-
         lines = tail.read(SLICE_BYTES)
-        await self._take(lines, take)
+        await self._take(lines, lambda line: take_trace(self.job, line, time.time_ns(), phases))
         if not lines:
             assert self._trace is not None
             self._trace.close()
@@ -107,17 +97,8 @@ class Follower:
                 await asyncio.sleep(0)
                 since = time.monotonic()
 
-    def _take_chunk(self, line: bytes) -> None:
-        try:
-            self.job.take_chunk(self._decode(line), time.time_ns())
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self.job.unreadable_lines += 1
-
-    def _take_status(self, line: bytes) -> None:
-        try:
-            self.job.take_status(decode_line(line).status)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self.job.unreadable_lines += 1
+    def _take_trace(self, line: bytes) -> None:
+        take_trace(self.job, line, time.time_ns())
 
     def values(self) -> tuple[dict[str, object], dict[int, object], int, int]:
         """Topics, ranks, now and until when it is known what each rank did (ns since the job's start)."""

@@ -3,11 +3,14 @@
 import argparse
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relight.errors import UsageError
 from relight.flags import add_tls, add_token_file
 from relight.wire.connection.handshake import NAME
+
+if TYPE_CHECKING:
+    from relight.wire.connection.tls import Tls
 
 
 def add_commands(choices: "argparse._SubParsersAction[Any]") -> None:
@@ -101,25 +104,25 @@ def _controller(arguments: argparse.Namespace) -> int:
 
 
 def _drain(arguments: argparse.Namespace) -> int:
-    from relight.config import find_tls, read_shared_token
     from relight.launch.asking import drain
-    from relight.wire.connection.address import read_address
 
-    token = read_shared_token(arguments.token_file)
-    address = read_address(arguments.run_dir)
-    tls = None if address is None else find_tls(arguments, address, is_first=False)
-    return drain(arguments.run_dir, arguments.host, token, tls)
+    return drain(arguments.run_dir, arguments.host, *_credentials(arguments))
 
 
 def _end(arguments: argparse.Namespace) -> int:
-    from relight.config import find_tls, read_shared_token
     from relight.launch.asking import end
+
+    return end(arguments.run_dir, *_credentials(arguments))
+
+
+def _credentials(arguments: argparse.Namespace) -> "tuple[bytes, Tls | None]":
+    """Return what this process shows to the controller of a run directory, and how it knows that one."""
+    from relight.config import find_tls, read_shared_token
     from relight.wire.connection.address import read_address
 
     token = read_shared_token(arguments.token_file)
     address = read_address(arguments.run_dir)
-    tls = None if address is None else find_tls(arguments, address, is_first=False)
-    return end(arguments.run_dir, token, tls)
+    return token, None if address is None else find_tls(arguments, address, is_first=False)
 
 
 def host_name() -> str:

@@ -4,7 +4,6 @@ Files alone: it works on any host that sees the directory, such as a login node.
 few seconds; a journal without an end that has not changed for long is that of a job which was killed.
 """
 
-import contextlib
 import os
 import time
 from pathlib import Path
@@ -12,13 +11,11 @@ from pathlib import Path
 import msgspec
 
 from relight.core.account.report import JobReport
-from relight.dashboard.model.job import Job
+from relight.dashboard.model.job import Job, take_status, take_trace
 from relight.dashboard.sources.tail import Tail
 from relight.server.records.journal import JOURNAL, SILENT_SECONDS
 from relight.timeline.model.load import load_report
-from relight.timeline.model.spans import Chunk
 from relight.watch.run_dir import State
-from relight.wire.status import decode_line
 
 TRACE_BYTES = 2 * 2**20  # of the newest phase changes; and
 TRACE_BYTES_PER_RANK = 8 * 1024
@@ -40,7 +37,6 @@ class Run:
         self._journal = Tail(run_dir / JOURNAL)
         self._status = Tail(run_dir / "status.jsonl", run_dir / "status.1.jsonl")
         self._trace: Tail | None = None
-        self._decode = msgspec.json.Decoder(Chunk).decode
 
     def read(self) -> None:
         """Take in everything that is there by now; of the trace, at the first time, only the newest part."""
@@ -49,12 +45,11 @@ class Run:
                 self.job.take_journal(line)
         while lines := self._status.read():
             for line in lines:
-                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                    self.job.take_status(decode_line(line).status)
+                take_status(self.job, line)
         if self._trace is None:
             self._trace = self._begin_trace()
         while lines := self._trace.read():
-            self._take_chunks(lines)
+            self._take_trace(lines)
 
     def _begin_trace(self) -> Tail:
         newest = TRACE_BYTES + TRACE_BYTES_PER_RANK * len(self.job.rows)
@@ -65,16 +60,13 @@ class Run:
             before = Tail(older)
             before.skip_to_last(missing)
             while lines := before.read():
-                self._take_chunks(lines)
+                self._take_trace(lines)
             before.close()
         return trace
 
-    def _take_chunks(self, lines: list[bytes]) -> None:
+    def _take_trace(self, lines: list[bytes]) -> None:
         for line in lines:
-            try:
-                self.job.take_chunk(self._decode(line), time.time_ns())
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self.job.unreadable_lines += 1
+            take_trace(self.job, line, time.time_ns())
 
     def silent_seconds(self) -> float:
         """Since the controller last gave a sign of life."""

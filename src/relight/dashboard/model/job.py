@@ -4,6 +4,7 @@ The journal is replayed through a controller of our own (`core`), so the page sa
 the same code, and a restart of that one is an event like others. Its orders are thrown away.
 """
 
+import contextlib
 import datetime
 from collections import deque
 
@@ -22,6 +23,7 @@ from relight.timeline.model.publications import Publications
 from relight.timeline.model.spans import Chunk
 from relight.wire.settings import JobSettings, part_of
 from relight.wire.status import Gpu, PublishStatus, RestoreStatus, Status
+from relight.wire.status import decode_line as decode_status
 
 PARTS_LISTED = 64  # parts of divided state; the rarest are what matters
 LISTED = 300  # failures, recoveries and notices that are shown; older ones are only counted
@@ -29,6 +31,7 @@ RATE_SECONDS = 10.0
 REPORT_DELAY_NS = 1_500_000_000  # agents report phases once a second; what is older than this is known
 CHUNK_NS = 3 * 10**9  # agents report once a second, so lines of different ranks overlap by about as much
 LATEST_NS = 10**18
+_decode_chunk = msgspec.json.Decoder(Chunk).decode
 
 
 class Job:
@@ -43,7 +46,6 @@ class Job:
         self.journal_changes = 0  # goes up with everything that may change the report
         self.status_changes = 0
         self.origin_ns = 0  # the job's start on the wall clock; 0: not known yet
-        self.unreadable_lines = 0
         self._core: Controller | None = None
         self.publications = Publications()
         self._restores: dict[int, RestoreStatus] = {}  # by rank: the newest of each
@@ -280,3 +282,19 @@ class Job:
 
     def recoveries(self) -> tuple[RecoveryReport, ...]:
         return self.report().recoveries[-LISTED:]
+
+
+def take_trace(job: Job, line: bytes, wall_ns: int, older: Phases | None = None) -> None:
+    """Take in a line of `trace.jsonl`; one of the pass from its beginning, into `older`. Drop one that is damaged."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        chunk = _decode_chunk(line)
+        if older is not None:
+            older.take(chunk, job.origin_ns, wall_ns, job.until)
+        else:
+            job.take_chunk(chunk, wall_ns)
+
+
+def take_status(job: Job, line: bytes) -> None:
+    """Take in a line of `status.jsonl`. Drop one that is damaged."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        job.take_status(decode_status(line).status)

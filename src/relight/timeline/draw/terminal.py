@@ -5,7 +5,7 @@ which remain distinct with any kind of colour vision. Below each row a thin line
 parameters: low and dark green before the update, high and light green after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 
 import msgspec
@@ -123,6 +123,11 @@ def legend(width: int, glyphs: Glyphs = UNICODE) -> list[Text]:
             (glyphs.new * 2, _NEW, "after it (i+1)"),
         )
     ]
+    return side_by_side(entries, width)
+
+
+def side_by_side(entries: Iterable[Text], width: int) -> list[Text]:
+    """Return the entries of a legend in lines of at most `width` cells."""
     lines = [Text()]
     for entry in entries:
         if lines[-1] and lines[-1].cell_len + 3 + entry.cell_len > width:
@@ -234,8 +239,13 @@ def _was_struck(span: Span, rank: int, window: Window) -> bool:
 
 # --- lines above and below --------------------------------------------------------------------------------------
 def _line(name: str, content: Text) -> Text:
+    return named_line(name, content, _LEFT, "bold" if name.startswith("rank") else "dim")
+
+
+def named_line(name: str, content: Text, left: int, style: str = "dim") -> Text:
+    """Return a line of a figure with its name, which takes `left` columns with the space after it."""
     line = Text(no_wrap=True, overflow="crop", end="\n")
-    line.append(name.ljust(_LEFT - 1)[: _LEFT - 1] + " ", "bold" if name.startswith("rank") else "dim")
+    line.append(name.ljust(left - 1)[: left - 1] + " ", style)
     line.append_text(content)
     return line
 

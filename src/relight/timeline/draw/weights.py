@@ -12,7 +12,7 @@ import msgspec
 from rich.cells import cell_len
 from rich.text import Text
 
-from relight.timeline.draw.terminal import UNICODE, Glyphs, duration, place_labels
+from relight.timeline.draw.terminal import UNICODE, Glyphs, duration, named_line, place_labels, side_by_side
 from relight.timeline.model.axis import Axis, plan_axis, share_columns
 
 MAX_DEVICES = 8
@@ -79,7 +79,7 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
     lines = []
     if figure.marks:
         marks = [(axis.column(_ns(at)), name) for at, name in figure.marks]
-        lines.append(_line("", place_labels(marks, columns), left))
+        lines.append(named_line("", place_labels(marks, columns), left))
     by_row: dict[tuple[int, int], list[Use]] = {}
     for use in figure.uses:
         if use.device < shown and 0 <= use.start_seconds < min(use.end_seconds, figure.end_seconds):
@@ -90,7 +90,7 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
             name = names[device] if row == 0 else ""
             style = "bold" if name else "dim"
             content = _row(uses, axis, figure.end_seconds, glyphs)
-            lines.append(_line(f"{name:<{indent}} {buffer}", content, left, style))
+            lines.append(named_line(f"{name:<{indent}} {buffer}", content, left, style))
     if figure.devices > shown:
         more = figure.devices - shown
         lines.append(Text(f"{more} more {'device is' if more == 1 else 'devices are'} not shown.", style="dim"))
@@ -103,19 +103,14 @@ def draw_update(figure: Figure, width: int, glyphs: Glyphs = UNICODE) -> list[Te
         if column + cell_len(label) < last:  # how long the whole took is worth more
             labels.append((column, label))
     labels.append((last, end))
-    lines.append(_line("time", place_labels(labels, columns, "dim"), left))
+    lines.append(named_line("time", place_labels(labels, columns, "dim"), left))
     return lines
 
 
 def legend_of_update(width: int, glyphs: Glyphs = UNICODE, words: Mapping[Doing, str] = _WORDS) -> list[Text]:
     """Return the legend of letters, in lines of at most `width` cells."""
-    lines = [Text()]
-    for doing, meaning in words.items():
-        entry = Text.assemble((_letter(doing, glyphs) * 2, _STYLES[doing]), " ", meaning)
-        if lines[-1] and lines[-1].cell_len + 3 + entry.cell_len > width:
-            lines.append(Text())
-        lines[-1].append("   " if lines[-1] else "").append_text(entry)
-    return lines
+    entries = (Text.assemble((_letter(one, glyphs) * 2, _STYLES[one]), " ", text) for one, text in words.items())
+    return side_by_side(entries, width)
 
 
 def _row(uses: Sequence[Use], axis: Axis, end_seconds: float, glyphs: Glyphs) -> Text:
@@ -160,10 +155,3 @@ def _letter(doing: Doing, glyphs: Glyphs) -> str:
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
-
-
-def _line(name: str, content: Text, left: int, style: str = "dim") -> Text:
-    line = Text(no_wrap=True, overflow="crop", end="\n")
-    line.append(name.ljust(left - 1)[: left - 1] + " ", style)
-    line.append_text(content)
-    return line

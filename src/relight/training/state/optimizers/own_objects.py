@@ -4,7 +4,6 @@ An object is its class, found by name in another process, and its attributes. On
 object again where the tree is read. Modules, optimizers, functions, files and other objects of C are none of these.
 """
 
-import sys
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.errors import UsageError
-from relight.transfer.io.constants import is_constant_type
+from relight.transfer.io.constants import callable_of, is_constant_type
 
 _CLASS, _SAME, _TORCH = "\x01class", "\x01same", "\x01torch"  # dict keys no user writes
 ATTRIBUTES = "attributes"
@@ -83,7 +82,9 @@ class ObjectReader:
         if _CLASS not in tree:
             mine = own if isinstance(own, dict) else {}
             return {key: self.read(one, mine.get(key)) for key, one in tree.items()}
-        kind = _class_at(tree[_CLASS])
+        kind: Any = callable_of(tree[_CLASS])
+        if kind is None:
+            raise UsageError(f"the optimizer's state holds a {tree[_CLASS]}, a class that this process does not have")
         made = own if type(own) is kind and not any(own is one for one in self._made) else object.__new__(kind)
         self._made.append(made)
         mine, values = dict(vars(made)), tree[ATTRIBUTES]
@@ -103,26 +104,12 @@ class ObjectReader:
 
 def _name_of(kind: type, path: str) -> str:
     name = f"{kind.__module__}:{kind.__qualname__}"
-    try:
-        if _class_at(name) is kind:
-            return name
-    except LookupError:
-        pass
+    if callable_of(name) is kind:
+        return name
     raise UsageError(
         f"{path} is a {name.replace(':', '.')}, a class that another process does not find by this name: define it at "
         "the top of a module, so that the object can be made again in a replacement"
     )
-
-
-def _class_at(name: str) -> Any:
-    """Return the class of a name. Raises LookupError."""
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        raise LookupError(name)
-    return found
 
 
 def _torch_value(name: str) -> Any:
