@@ -41,14 +41,14 @@ def for_first_step(members: Members, entered: Collection[str], hosts: int, nodes
 
 
 def to_decide(members: Members, stopped: Collection[str], world_size: int, now: float) -> str:
-    """Between Stop and the decision: a process for every rank, and every healthy rank standing still."""
+    """Between Stop and the decision: a process for every rank, and a pause of every healthy one."""
     vacant = members.vacant(world_size)
     if vacant:
         return f"waiting for a replacement of {_ranks(vacant)}: {_coming(members.standbys(), now)}"
     dying = members.dying()
     if dying:
-        names = ", ".join(process.name for process in dying[:_NAMED])
-        return f"waiting until it is known that {names} can do nothing any more"
+        ranks = sorted({process.rank for process in dying if process.rank is not None})
+        return f"waiting until the failed process of {_ranks(ranks) or 'no rank'} has certainly ended"
     moving = [(rank, process) for rank, process in members.by_rank().items() if process.name not in stopped]
     if not moving:
         return ""
@@ -94,8 +94,8 @@ def for_ends(members: Members) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
+    if len(ranks) <= 1:
+        return f"rank {ranks[0]}" if ranks else ""
     if len(ranks) > _NAMED:
         return f"{len(ranks)} ranks ({', '.join(map(str, ranks[:_NAMED]))}, ...)"
     return f"ranks {', '.join(map(str, ranks))}"
