@@ -5,7 +5,7 @@ A survivor blocked in an all-reduce must come out at once and form a new group i
 cut           shutdown(2) on the group's own connections, both directions: the blocked operation raises,
               the group is dropped, a new one is formed
 cut-read      the same, but only the reading direction is shut
-abandon       walk away from the stuck operation and keep its group for ever, because the destructor would
+abandon       walk away from the stuck operation and keep its group forever, because the destructor would
               wait for it; a new group is formed beside it
 cut+abandon   cut-read; what has not raised a moment later is abandoned, the rest is dropped
 

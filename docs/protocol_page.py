@@ -120,7 +120,7 @@ decision rule finds it without knowing of surprises. If none is left, the job go
 says so. A torn rank has its own private state beside its page, and shows this by reporting *torn* and not *blank*,
 also after it has begun to copy.
 
-A surprise is a difference for ever, also to a rank that was interrupted in it. If a collective of all ranks was part of
+A surprise is a difference forever, also to a rank that was interrupted in it. If a collective of all ranks was part of
 it, every rank that commits the step knows of it, so all of them put the barrier at the end from the next step on.
 Otherwise (a collective of some ranks, private state) the others hear of it at the next barrier, which may still stand
 before a write, and the step after that is the first with its barrier at the end.

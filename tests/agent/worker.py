@@ -67,7 +67,7 @@ def connect(pid: int | None = None) -> socket.socket:
 
 
 def talk() -> None:
-    """Answer every StoreReply by a StoreAdd of the same number, and print both; reconnect for ever."""
+    """Answer every StoreReply by a StoreAdd of the same number, and print both; reconnect forever."""
     decoder = make_decoder(WorkerDown)
     while True:
         connection = connect()

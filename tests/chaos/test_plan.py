@@ -194,7 +194,7 @@ def test_the_rate_is_kept_and_the_extremes_are_exact() -> None:
 
 
 def test_random_faults_are_the_same_in_every_release() -> None:
-    """A seed in a bug report must lead to the same faults for ever."""
+    """A seed in a bug report must lead to the same faults forever."""
     found = [describe_fault(fault) for step in range(12) if (fault := random_fault(1, 0.5, step, 4))]
     assert found == [
         "kill rank 0 in FORWARD of step 1",

@@ -16,7 +16,7 @@ async def start(code: str) -> asyncio.subprocess.Process:
 
 
 def test_one_whose_exit_was_taken_already() -> None:
-    """An agent that ends at once: the launcher did not notice, and waited for ever."""
+    """An agent that ends at once: the launcher did not notice, and waited forever."""
 
     async def look() -> None:
         process = await start("raise SystemExit(3)")

@@ -11,7 +11,7 @@ DEPENDENCIES = {"msgspec", "numpy", "psutil", "rich", "torch", "xxhash"}
 
 
 def test_modules_of_any_name_may_lie_in_the_working_directory(bench: Bench) -> None:
-    """A `queue.py` of a user's ended each agent that was started, and the job waited for one for ever."""
+    """A `queue.py` of a user's ended each agent that was started, and the job waited for one forever."""
     directory = bench.make_directory()
     directory.mkdir(parents=True, exist_ok=True)
     for name in sys.stdlib_module_names | DEPENDENCIES:

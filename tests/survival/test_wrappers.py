@@ -11,7 +11,7 @@ from tests.survival.judge import check_faults, check_survived
 
 TRAINING = Training(ranks=3, steps=8, program="wrappers.py")
 # The first step in which some wrapper is used is repeated (0), finished by survivors (2), copied (4 and 6). A reducer
-# that does not know of its wrapper's history adds up other gradients, or waits for ever. In step 4, survivors wait in a
+# that does not know of its wrapper's history adds up other gradients, or waits forever. In step 4, survivors wait in a
 # backward pass for which a network is frozen.
 FAULTS = [
     "kill rank 1 in BACKWARD of step 0",

@@ -167,7 +167,7 @@ def test_a_backward_pass_whose_peers_never_come_ends_at_the_cut(pair: Pair, laun
 
 @pytest.mark.parametrize("comes_to_its_end", [True, False])
 def test_nothing_is_left_to_the_garbage_collector(pair: Pair, launch: Launch, comes_to_its_end: bool) -> None:
-    """It may run in a process that a script forks, where gloo's destructor waits for ever."""
+    """It may run in a process that a script forks, where gloo's destructor waits forever."""
     held: list[weakref.ref[Any]] = []
     reduce = reduce_in_backward(pair[0], [], launch)
 

@@ -129,7 +129,7 @@ def test_a_send_and_a_receive_that_gloo_never_ends_end_at_the_cut(
 
 
 def test_a_group_is_gone_with_the_last_reference() -> None:
-    """Left to the garbage collector, gloo's destructor would run on any thread, and could wait there for ever."""
+    """Left to the garbage collector, gloo's destructor would run on any thread, and could wait there forever."""
     group = make_generation_group(HashStore(), 0, 1, "test", None)
     formed = GenerationGroup(group)
     formed.sum_over_ranks([1, 0, 0])()

@@ -354,7 +354,7 @@ def aborted_at_different_micro_batches(rank: int, directory: str) -> list[float]
     layout.reset(1)
     layout.begin_step(1)
     mask = model.get_buffer("mask")
-    mask.fill_(float(rank + 5))  # comes from rank 0 if both broadcast; if one does not, both wait for ever
+    mask.fill_(float(rank + 5))  # comes from rank 0 if both broadcast; if one does not, both wait forever
     ddp(torch.ones(1, 4)).sum().backward()
     return list(mask.tolist())
 

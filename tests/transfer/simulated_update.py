@@ -143,7 +143,7 @@ class World:
             deadline = self.update.next_deadline()
             at = self._events[0][0] if self._events else None
             if deadline is None and (at is None or (not self.asked and self.confirmed)):
-                raise ViolationError("it waits for no member, and for ever")
+                raise ViolationError("it waits for no member, and forever")
             if deadline is not None and (
                 at is None or deadline < at or (deadline == at and self.chance.random() < 0.5)
             ):

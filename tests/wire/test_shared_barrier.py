@@ -100,7 +100,7 @@ def test_processes_in_step_see_each_others_rows_in_every_round(descriptor: int) 
                 rows = [shared_barrier.row(other, 5, number) for other in range(RANKS)]
                 if None not in rows:
                     break
-                shared_barrier.sleep(futex_word, 1e6)  # for ever, if a ring could be lost
+                shared_barrier.sleep(futex_word, 1e6)  # forever, if a ring could be lost
             assert rows == [(number, other) for other in range(RANKS)]
 
     processes = [in_a_process(lambda rank=rank: run(rank)) for rank in range(RANKS)]  # type: ignore[misc]

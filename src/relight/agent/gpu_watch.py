@@ -26,7 +26,7 @@ class GpuWatch:
         self._faults: set[str] = set()
 
     def start(self) -> None:
-        """Watch in a daemon thread: a driver in trouble may block its caller for ever."""
+        """Watch in a daemon thread: a driver in trouble may block its caller forever."""
         loop = asyncio.get_running_loop()
 
         def call(report: Callable[[Any], None], found: object) -> None:

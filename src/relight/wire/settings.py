@@ -87,9 +87,9 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             SUPPLY,
             "let the controller move when its host is lost: any host of the job takes it over once it holds this Lease "
-            "of Kubernetes, and goes on by the journal. Wants a --run-dir on storage that all hosts share, and pods "
-            "whose service account may get and update the Lease. 'file' keeps it in a file of the run directory, as "
-            "for Slurm, which is asked whether a host that hears no other one still belongs to the job",
+            "of Kubernetes, and continues from the journal. Wants a --run-dir on storage that all hosts share, and "
+            "pods whose service account may get and update the Lease. 'file' keeps it in a file of the run directory, "
+            "as for Slurm, which is asked whether a host that hears no other one still belongs to the job",
             metavar="file|[NAMESPACE/]NAME",
             unset="none, the controller stays on the first host",
         ),

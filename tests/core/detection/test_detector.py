@@ -480,7 +480,7 @@ def test_a_rank_that_finishes_its_step_is_no_sign_that_the_others_may_go_on() ->
 
 
 def test_who_hangs_while_the_others_wait_for_orders_is_blamed() -> None:
-    """A survivor hangs in the write that it finishes by itself; its peers are parked, and may be so for ever."""
+    """A survivor hangs in the write that it finishes by itself; its peers are parked, and may be so forever."""
     world = World(3)
     world.warm()
     world.stamp(range(3), phase=Phase.PARKED, generation=2)

@@ -1,4 +1,4 @@
-"""What a job that does not train waits for, in words: of each stage, from the facts that make it wait."""
+"""Descriptions of what a job that does not train waits for: of each stage, from the facts that make it wait."""
 
 import pytest
 

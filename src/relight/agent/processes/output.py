@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 64 * 1024  # a longer line is shown in pieces
 FILE_ONLY = b"\x1e"  # first byte of a line that goes to the log file alone
 _MAX_SPOOLED_BYTES = 16 * 2**20
 _READ_BYTES = 64 * 1024
-_LAST_READS = 64  # of a pipe that descendants of a dead worker may keep filling for ever
+_LAST_READS = 64  # of a pipe that descendants of a dead worker may keep filling forever
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 

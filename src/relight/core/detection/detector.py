@@ -187,7 +187,7 @@ class Detector:
                 watch.behind_since_ns = max(watch.since_ns, watch.before_ns, watch.ahead_ns)
 
     def _limit_ns(self, watch: Watch, ranks: Mapping[int, Watch]) -> int:
-        """Return the time for which this process may be idle where it is; 0: for ever."""
+        """Return the time for which this process may be idle where it is; 0: forever."""
         settings, phase = self._settings, watch.position.phase
         if phase is Phase.PARKED and self._peers_train(watch, ranks):
             return round(self._hang_seconds * 1e9)

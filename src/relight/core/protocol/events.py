@@ -167,7 +167,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     torn: bool  # a write was cut short: this state is worth nothing
     torn_by: str = ""  # the object or the collective, and the line, for which it could not be undone
     blank: bool  # a replacement that has not been restored yet
-    stop_seconds: Seconds  # from the arrival of Stop to standing still
+    stop_seconds: Seconds  # from the arrival of Stop to the pause
     derivable: bool = False  # a rank's private state follows from its number and the step: nothing of it can be lost
     restore_address: str  # the Unix socket at which this worker serves its state
     restore_endpoint: str = ""  # host:port at which it serves other hosts; empty: it does not

@@ -11,8 +11,8 @@ class Action(enum.StrEnum):
     FREEZE = "freeze"  # SIGSTOP
     RAISE = "raise"  # an exception in the script
     EXIT = "exit"  # os._exit(0), too early
-    LOOP = "loop"  # busy for ever
-    BLOCK = "block"  # waits for ever for I/O that never comes
+    LOOP = "loop"  # busy forever
+    BLOCK = "block"  # waits forever for I/O that never comes
     FLIP_PARAMETER = "flip-parameter"  # one bit of a parameter changes, unnoticed
     FLIP_OPTIMIZER = "flip-optimizer"  # the same in the optimizer's state
     FLIP_BUFFER = "flip-buffer"  # the same in a buffer that all replicas share

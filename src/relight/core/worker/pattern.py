@@ -64,7 +64,7 @@ def observed(writes: Sequence[str], stirred: int, *, more_expected: bool = False
 
 @dataclass(frozen=True)
 class Learner:
-    """Learns where the barrier may stand from the steps of this generation; it remembers for ever that steps differ."""
+    """Learns where the barrier may stand from the steps of this generation; it remembers forever that steps differ."""
 
     learnt: Pattern | None = None
     differs: bool = False  # steps need other ranks up to different places: nothing is learnt in this job any more

@@ -2,7 +2,7 @@
 
 Counters are worked out from the journal with every scrape, so neither another controller nor another dashboard sets
 one back. For that, a thing is counted once it is settled: a failure when its kind is known, a recovery when all ranks
-have committed a step. There are no labels for steps, processes or pids, which would be new series for ever.
+have committed a step. There are no labels for steps, processes or pids, which would be new series forever.
 """
 
 from collections import Counter

@@ -2,7 +2,7 @@
 
 An actor on each host runs `relight run`. If a host is lost, Ray starts its actor again once the placement group has
 another node for it, and that node joins the job as a spare. If the host with the controller is lost, an actor that Ray
-restarts wherever there is room carries its successor, which goes on by the journal in the run directory. Of two
+restarts wherever there is room carries its successor, which continues from the journal in the run directory. Of two
 controllers the older one gives way: see `relight controller --take-over`.
 """
 

@@ -13,7 +13,7 @@ INVARIANTS = {
     "I10": "Generations only grow; a rank has one process, and gets another once that one is known dead or fenced.",
     "I11": "Engines are shown a version only when every rank holds it, and never an older one.",
     "I12": "A job that ends well ends as one that nothing disturbed, and its report says what happened.",
-    "I13": "Nothing goes on with a state that is half written.",
+    "I13": "No rank continues with a state that is half written.",
     "I14": "Nothing is started on a host that is lost, and nothing copied from what lives on there.",
     "I15": "Below replicas: only if they cannot help, to the newest version that all can reach, of one history.",
     "I16": "The ranks of the start are on the job's nodes: a spare holds none until a rank is lost.",
@@ -23,6 +23,6 @@ INVARIANTS = {
     "I20": "A job that may have ended with other bits says so; one that ended as if undisturbed does not.",
     "I21": "Once a rank has been surprised, no rank that hears of it has its barrier before a write again.",
     "L1": "A job ends well, or with a reason that its faults excuse.",
-    "L2": "Nothing waits for ever.",
+    "L2": "Nothing waits forever.",
     "L3": "Nothing healthy is killed, and nothing is recovered without a cause.",
 }

@@ -202,7 +202,7 @@ class BlamesEveryoneForASlowRestore(Restoring):
 
 class ComparesTheStopDeadlineInAnotherWay(Saving):
     """A defect of an earlier version: `asked_at + limit` is past, `now - asked_at >= limit` is not. The deadline passed
-    for ever.
+    forever.
     """
 
     def late(self, now: float) -> list[Process]:

@@ -36,7 +36,7 @@ class TakesFinishingForTraining(Detector):
 
 
 class DoesNotCountTheDone(Detector):
-    """A defect of an earlier version: a rank that hung just after Resume was waited for for ever if the others were
+    """A defect of an earlier version: a rank that hung just after Resume was waited for forever if the others were
     done with training.
     """
 

@@ -152,7 +152,7 @@ class GenerationGroup:
         return self._sockets is not None and self._sockets.is_broken()
 
     def retire(self) -> None:
-        """Destroy the group beside the main thread, or keep it for ever if an operation is stuck in it."""
+        """Destroy the group beside the main thread, or keep it forever if an operation is stuck in it."""
         self._backward.forget()
         if not self.is_detached:
             threading.Thread(target=self._drop, name="relight-drop", daemon=True).start()

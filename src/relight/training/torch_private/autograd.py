@@ -60,7 +60,7 @@ def at_backward(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def gradient_hooks(parameter: Any) -> dict[int, Any]:
-    """Return the table of hooks on a parameter's accumulated gradient; made, and kept for ever, if there was none."""
+    """Return the table of hooks on a parameter's accumulated gradient; made, and kept forever, if there was none."""
     if parameter._post_accumulate_grad_hooks is None:
         parameter._post_accumulate_grad_hooks = collections.OrderedDict()
     hooks: dict[int, Any] = parameter._post_accumulate_grad_hooks

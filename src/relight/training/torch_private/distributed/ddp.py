@@ -90,7 +90,7 @@ class BucketLayout:
         Its first forward pass broadcasts buffers from rank 0, on every rank or on none. DDP decides it by the forward
         pass before: after one inside `no_sync`, or without gradients, the next one does not. That pass may be one of an
         aborted attempt, which other ranks never came to, or one that a replacement has not seen; ranks that decide
-        differently wait for each other for ever.
+        differently wait for each other forever.
         """
         vars(self._ddp)["require_forward_param_sync"] = True  # a module's own way to set an attribute takes 30 us
         if self._known is None or self._known[0] > version:

@@ -134,7 +134,7 @@ class BackwardHooks:
     """Hooks on some parameters, in place only while they are shut: an open one costs next to nothing.
 
     A hook costs 10 us once the model has pushed the interpreter out of the caches. What C++ looks at, a parameter's
-    list of hooks, is made before, for ever: then any thread may put a hook in, also while a backward pass runs. And
+    list of hooks, is made before, forever: then any thread may put a hook in, also while a backward pass runs. And
     also into that of a parameter that is frozen: torch would refuse it, although the script may unfreeze it any moment.
     """
 
