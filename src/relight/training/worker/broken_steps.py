@@ -120,11 +120,16 @@ def _line_of(error: BaseException) -> str:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Drop the frames of an exception, and of those that it was raised from.
+    """Drop the frames of an exception, and of all that it was raised from, which may be itself (`raise e from e`).
 
     They hold the broken group and the activations of the aborted step.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        left += [one.__cause__, one.__context__, *(one.exceptions if isinstance(one, BaseExceptionGroup) else ())]
