@@ -162,10 +162,14 @@ once, ordered ones not counted.
    orders that were refused; an order that may have been placed, by a command that did not end, is cancelled.
 3. A host that joins under the name of an order that is over is sent away (**ReleaseHost**): the cluster may take it
    back at any moment. A host that comes after the job ended hears that it has.
-4. After a refusal, or an order of which no host came, the next order waits 10 s, then 20 s, 40 s, ... at most 600 s,
-   until one is placed. The supplier's own words are in the notice and in the report.
-5. An ordered host that is too many, and has held no rank for long, is drained.
-6. Nothing waits for an order, and nothing that the supplier does or fails to do ends a job. Ranks are placed on the
+4. After a refusal, an order of which no host came, or a host whose machine is to be avoided, the next order waits 10 s,
+   then 20 s, 40 s, ... at most 600 s, until a host of use has come. The supplier's own words are in the notice and in
+   the report.
+5. A machine that was lost twice, or has reported a fault, is named in each order as one to exclude. A host on such a
+   machine that comes all the same helps out, and is not counted as here: another one is ordered beside it.
+6. An ordered host that is too many, and has held no rank for long, is drained. Those to be avoided are too many once
+   enough others are here, and all but one on the same machine always are.
+7. Nothing waits for an order, and nothing that the supplier does or fails to do ends a job. Ranks are placed on the
    hosts that are here.
 
 ## After a failure

@@ -238,6 +238,15 @@ class Slurm:
                 found.append(psutil.Process(int(pid)))
         return found
 
+    def launchers(self, node: str) -> list[psutil.Process]:
+        """The `relight run` and `relight agent` of a node."""
+        found = []
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[1:3] == ["-m", "relight"]:
+                    found.append(process)
+        return found
+
     def kill_relight(self, node: str) -> None:
         """Kill all on a node that is not Slurm's."""
         for process in self.processes(node):

@@ -18,7 +18,7 @@ from benchmarks.namespaces import missing
 from relight.launch.submit.jobset import FAULT_STATUS
 from relight.server.records.journal import read_journal
 from tests.device.driver import Driver, why_not
-from tests.survival.harness import Bench, Outcome, Training
+from tests.survival.harness import DEADLINE_SECONDS, Bench, Outcome, Training
 from tests.survival.judge import check_survived
 
 REASON = missing() or ("not installed: kmock" if importlib.util.find_spec("kmock") is None else "")
@@ -103,6 +103,17 @@ def test_an_evicted_head_hands_the_controller_over_and_no_step_is_repeated(
     check_in_order(outcome, 0)
     assert outcome.report.controller_restarts == 1
     assert [job.made for job in cluster.jobs] == [2, 1, 1]
+
+
+def test_a_pod_that_is_drained_by_hand_is_not_made_again(cluster: "Kubernetes", reference: Outcome) -> None:
+    begun = time.monotonic()
+    index = cluster.nodes.index(cluster.node_of(0))
+    arguments = ("drain", str(cluster.run_dir), "node-1", "--token-file", str(cluster.directory / "token"))
+    cluster.run_on(index, *arguments, label="-drain")
+    timed(cluster, "drained by hand: the pod has ended", lambda: cluster.jobs[1].ends == [0], begun)
+    assert cluster.launchers.pop(f"h{index}-drain").wait(DEADLINE_SECONDS) == 0
+    check_in_order(finish(cluster, reference), 1)
+    assert [job.made for job in cluster.jobs] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("number", [1, 0], ids=["a rank", "the controller and a rank"])

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,16 @@ class Nodes:
 class RayJob:
     """A driver as a process, and all that it has started."""
 
-    def __init__(self, nodes: Nodes, directory: Path, *script: str, cpus: str = "1", seconds: str = "60") -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        directory: Path,
+        *script: str,
+        cpus: str = "1",
+        seconds: str = "60",
+        variables: Mapping[str, str] = {},
+    ) -> None:
+        """`variables`: added to those of the driver."""
         self.run_dir, self._output, self._hold = directory / "run", directory / "out", directory / "go"
         self._final = directory / "final"
         program = script or (
@@ -75,7 +84,7 @@ class RayJob:
         with self._output.open("wb") as out:
             self.driver = subprocess.Popen(
                 [sys.executable, str(DRIVER), address, str(self.run_dir), cpus, seconds, *program],
-                env={**plain_environment(), "RAY_DEDUP_LOGS": "0"},
+                env={**plain_environment(), "RAY_DEDUP_LOGS": "0", **variables},
                 stdout=out,
                 stderr=out,
             )
@@ -202,6 +211,33 @@ def test_a_node_is_lost_and_another_one_joins(
     assert report.controller_restarts == int(rank == 0)
 
 
+@pytest.mark.parametrize("way", ["relight drain", "SIGTERM"])
+def test_a_host_is_drained_and_no_step_is_repeated(
+    start: Callable[..., RayJob], tmp_path: Path, reference: Outcome, way: str
+) -> None:
+    """By hand, with the token that the driver was given, or by a signal to `relight run` on that host."""
+    token = tmp_path / "token"
+    token.write_text("a secret of this test's hosts")
+    token.chmod(0o600)
+    job = start(tmp_path, variables={"RELIGHT_TOKEN_FILE": str(token)})
+    job.until_it_trains()
+    keeper = job.keepers()["1"]
+    left = keeper.children(recursive=True)
+    began = time.monotonic()
+    if way == "SIGTERM":
+        keeper.terminate()
+    else:
+        command = ("drain", str(job.run_dir), "node-1", "--token-file", str(token))
+        subprocess.run([sys.executable, "-m", "relight", *command], check=True, timeout=DEADLINE_SECONDS)
+    job.wait_until(lambda: "node-1 is given back" in job.output(), "the host is given back")
+    print(f"drained by {way}: after {time.monotonic() - began:.1f} s, load {os.getloadavg()[0]:.1f}")
+    assert not psutil.wait_procs(left, timeout=20.0)[1]
+    report = job.finish(reference)
+    assert [(failure.rank, failure.kind) for failure in report.failures] == [(1, "drained")]
+    (recovery,) = report.recoveries
+    assert (recovery.steps_repeated, recovery.steps_undone) == (0, 0)
+
+
 def test_a_keeper_that_is_killed_does_not_end_the_job(
     start: Callable[..., RayJob], tmp_path: Path, reference: Outcome
 ) -> None:
@@ -307,3 +343,11 @@ def test_what_is_wrong_is_said_before_anything_is_started(tmp_path: Path) -> Non
         patch.setattr(integration, "VERSION", "1.0.")
         with pytest.raises(UsageError, match=r"tried with Ray 1.0.x, and this is 2.60.0"):
             integration.run(script, nodes=2)
+    for content, words in ((None, "No such file"), ("two\nlines\n", "expected one line"), ("", "expected one line")):
+        token = tmp_path / "token"
+        if content is not None:
+            token.write_text(content)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RELIGHT_TOKEN_FILE", str(token))
+            with pytest.raises(UsageError, match=words):
+                integration._find_token()

@@ -1,5 +1,7 @@
 """A real Slurm of five nodes: lost nodes, drained nodes, the time limit, and the end by `scancel`."""
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 STEPS = 305
+RELIGHT = (sys.executable, "-m", "relight")
 TRAINING = Training(ranks=3, steps=STEPS, arguments=("--pause", "0.2", "--tell", "--hold-at", str(STEPS - 5)))
 PATIENT = ("--agent-timeout-seconds", "10")  # than Slurm is, when a host that hears no other one asks it
 UNPAUSED = Training(ranks=3, steps=STEPS, arguments=("--tell",))  # the same bits; there is nothing to wait for
@@ -67,19 +70,28 @@ def test_an_order_that_slurm_refuses_is_placed_again(slurm: Slurm, tmp_path: Pat
     assert not outcome.report.failures, outcome.describe()  # the spare held no rank
 
 
-def test_a_node_is_drained_and_no_step_is_repeated(slurm: Slurm, tmp_path: Path, reference: Outcome) -> None:
+@pytest.mark.parametrize("way", ["scontrol", "relight drain", "SIGTERM"])
+def test_a_node_is_drained_and_no_step_is_repeated(slurm: Slurm, tmp_path: Path, reference: Outcome, way: str) -> None:
+    """By an administrator, by hand, or by a signal to `relight run` on that node."""
     job = SlurmJob(slurm, tmp_path, TRAINING)
     job.until_it_trains()
-    slurm.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=a new disk")
+    if way == "scontrol":
+        slurm.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=a new disk")
+    elif way == "relight drain":
+        slurm.ask(*RELIGHT, "drain", str(job.run_dir), "node-1", "--token-file", str(tmp_path / "token"))
+    else:
+        (launcher,) = slurm.launchers("n2")
+        launcher.terminate()
     seconds = job.wait_until(lambda: "node-1 is given back" in job.output(), "the node is given back")
-    print(f"drained: given back after {seconds:.1f} s")
+    print(f"drained by {way}: given back after {seconds:.1f} s, load {os.getloadavg()[0]:.1f}")
     seconds += job.wait_until(lambda: "ordered-1 joined" in job.output(), "another spare is there")
-    print(f"drained: another spare joined after {seconds:.1f} s")
+    print(f"drained by {way}: another spare joined after {seconds:.1f} s")
     job.release()
     outcome = job.wait()
     check_survived(outcome, reference)
     job.check_nothing_is_left()
-    slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
+    if way == "scontrol":
+        slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
     assert {(f.rank, f.kind) for f in outcome.report.failures} == {(1, "drained")}, outcome.describe()
     (recovery,) = outcome.report.recoveries
     assert (recovery.steps_repeated, recovery.steps_undone) == (0, 0), outcome.describe()

@@ -111,16 +111,6 @@ def test_a_lost_host_is_replaced_by_one_that_is_ordered(tmp_path: Path, referenc
     assert outcome.report.recoveries[0].replaced == (2, 3), outcome.describe()
 
 
-def test_a_supplier_that_fails_stops_nothing(tmp_path: Path, reference: Outcome) -> None:
-    with Cluster(tmp_path, TRAINING, 2, standbys=2, spare=1) as cluster:
-        begin(cluster, "--supplier", "echo no quota is left >&2; exit 1")
-        cluster.lose(1)
-        cluster.wait_until(lambda: "recovered in" in cluster.messages(), "the job trains on")
-        cluster.wait_until(lambda: "no quota is left; another one is placed" in cluster.messages(), "it is said why")
-        outcome = finish(cluster, reference)
-    assert any("no quota is left" in text for text in outcome.report.notices), outcome.describe()
-
-
 @pytest.mark.parametrize("way", ["SIGTERM", pytest.param("drain", marks=pytest.mark.all)])
 def test_a_host_is_left_in_order_and_no_step_is_repeated(tmp_path: Path, reference: Outcome, way: str) -> None:
     """By `relight drain`, or by SIGTERM to its `relight run`, as a cluster that needs the host sends it."""

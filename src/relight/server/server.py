@@ -118,8 +118,10 @@ class Server:
     async def run(self, listener: Listener) -> int:
         """Serve until the job has ended; return the exit status."""
         ticker = asyncio.create_task(self._tick())
-        drains = DrainWatch(self.job.core, self._driver.feed) if self.job.settings.supplier == SLURM else None
-        watch = None if drains is None else asyncio.create_task(drains.run())
+        watch = None
+        if self.job.settings.supplier == SLURM:
+            drains = DrainWatch(self.job.core, self._driver.feed, lambda text: self.job.observers.tell("warning", text))
+            watch = asyncio.create_task(drains.run())
         await self.end.wait()
         ticker.cancel()
         if watch is not None:

@@ -151,10 +151,7 @@ def _refuse_wrong_start() -> None:
     if _runtime is not None:
         raise UsageError("relight.init() was called twice in one process")
     if "RELIGHT_PRIVATE_DIR" not in os.environ:
-        raise UsageError(
-            "relight.init() found no job: start the script with `relight run --nproc-per-node N script.py` "
-            "instead of python or torchrun"
-        )
+        raise UsageError(f"relight.init() found no job: {_how_to_start()}")
     if os.getsid(0) != os.getpid():  # the agent's child leads a session
         raise UsageError(
             "relight.init() was called in a child of the process that relight has started and watches. Call it in that "
@@ -162,6 +159,18 @@ def _refuse_wrong_start() -> None:
         )
     if dist.is_initialized():
         raise UsageError("torch.distributed is initialized already: let relight.init() do it")
+
+
+def _how_to_start() -> str:
+    """Say how a script is started, where this process was not started by `relight run`."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return (
+            "this is a process of Ray. A TorchTrainer, like verl, ends all its workers when one is lost, so none can "
+            "be replaced there. Instead of TorchTrainer(...).fit(), call relight.integrations.ray.run('train.py', "
+            "nodes=...) in the driver: it starts the script's ranks on hosts that Ray gives"
+        )
+    return "start the script with `relight run --nproc-per-node N script.py` instead of python or torchrun"
 
 
 def _look_after_itself(runtime: Runtime) -> None:

@@ -2,9 +2,12 @@
 
     OrderHost -> HostOrdered -> AgentJoined, under the name of the order -> ... -> CancelHost -> HostCancelled
 
-`advance` compares the hosts that are here and on order with those that are wanted, after every event. Training never
-waits for any of it, and no answer of the supplier ends a job.
+`advance` compares the hosts that are here and on order with those that are wanted, after every event. A host whose
+machine is to be avoided is not counted, so another one is ordered beside it. Training never waits for any of it, and no
+answer of the supplier ends a job.
 """
+
+from collections.abc import Sequence
 
 from relight.core.job.draining import Draining
 from relight.core.job.job import Job, Stage
@@ -34,7 +37,7 @@ class Supplying:
 
     @property
     def _staying(self) -> int:
-        """The number of hosts that are here and not to be left."""
+        """The number of hosts that are here, and neither to be left nor to be avoided."""
         return self._job.hosts.staying
 
     @property
@@ -54,7 +57,7 @@ class Supplying:
         job = self._job
         if not self.is_on or job.stage is Stage.STARTING:
             return []
-        out = self._settle()
+        out = self._settle(now)
         if job.stage is Stage.ENDED:
             return out + [self._cancel(order, "the job is over") for order in list(job.orders.open.values())]
         self._most = max(self._most, len(job.hosts) - len(job.orders.here))
@@ -69,15 +72,24 @@ class Supplying:
             out += [self._place(now) for _ in range(missing - len(awaited))]
         return out + self._give_back(-missing, now)
 
-    def _settle(self) -> list[Command]:
+    def _settle(self, now: float) -> list[Command]:
         """Note the hosts that have joined, and cancel the orders whose hosts are lost or given back."""
         hosts, out = self._job.hosts, list[Command]()
         for order in list(self._job.orders.open.values()):
-            if not order.here:
-                order.here = order.name in hosts
-            elif order.name not in hosts:
+            if not order.here and order.name in hosts:
+                order.here = True
+                out += self._on_arrival(order, now)
+            elif order.here and order.name not in hosts:
                 out.append(self._cancel(order, "its host is lost, or was given back"))
         return out
+
+    def _on_arrival(self, order: HostOrder, now: float) -> list[Command]:
+        """A host came of an order. If it is one to be avoided, the cluster may give it again: the next order waits."""
+        hosts = self._job.hosts
+        if why := hosts.why_avoided(order.name):
+            return self._put_off(order.name, f"{hosts.machine(order.name)} came, which {why}", now)
+        self._refused = 0
+        return []
 
     def _place(self, now: float) -> OrderHost:
         why = f"{self._staying} hosts are here, and {self._wanted} are wanted"
@@ -103,20 +115,36 @@ class Supplying:
         return out
 
     def _give_back(self, surplus: int, now: float) -> list[Command]:
-        """Leave the newest of the hosts that are too many, once they have been without ranks for long."""
+        """Leave the hosts that are too many, once they have been without ranks for long."""
         job, out = self._job, list[Command]()
         here = [order for order in job.orders.here if order.name not in job.hosts.draining]
-        busy = {process.agent for process in job.members.by_rank().values()} if surplus > 0 and here else set()
+        needless = self._needless(here, surplus)
         for order in reversed(here):
-            if surplus <= 0 or order.name in busy:
+            if order.name not in needless:
                 order.idle_since = None
                 continue
-            surplus -= 1
             if order.idle_since is None:
                 order.idle_since = now
             if now >= order.idle_since + job.settings.supply_idle_seconds and job.stage is Stage.TRAINING:
                 out += self._draining.begin(order.name, "more hosts are here than are needed", now)
-        return out + self._settle()
+        return out + self._settle(now)
+
+    def _needless(self, here: Sequence[HostOrder], surplus: int) -> set[str]:
+        """Return the ordered hosts without ranks that are too many, the newest first.
+
+        Those to be avoided are, once there are enough others; before that, all but the first on each such machine.
+        """
+        hosts, needless, machines = self._job.hosts, set[str](), set[str]()
+        avoided = [order.name for order in here if hosts.is_unreliable(order.name)]
+        if surplus <= 0 and not avoided:
+            return needless
+        busy = {process.agent for process in self._job.members.by_rank().values()}
+        for name in avoided:
+            if name not in busy and (surplus >= 0 or hosts.machine(name) in machines):
+                needless.add(name)
+            machines.add(hosts.machine(name))
+        others = [order.name for order in reversed(here) if order.name not in (*avoided, *busy)]
+        return needless | set(others[: max(0, surplus)])
 
     # --- what the supplier says ---------------------------------------------------------------------------------
     def on_answer(self, event: ev.HostOrdered | ev.HostRefused | ev.HostCancelled, now: float) -> list[Command]:
@@ -135,7 +163,6 @@ class Supplying:
         order = orders.open.get(event.order)
         if order is not None:
             order.identifier, order.answered = event.identifier, True
-            self._refused = 0
             return []
         if not orders.is_closed(event.order):
             return []
@@ -185,7 +212,7 @@ class Supplying:
         self._refused += 1
         self._last_reason = reason
         self._retry_at = now + seconds
-        return self._say(f"no host came of the order {order}: {reason}", f"; another one is placed in {seconds:g} s")
+        return self._say(f"no host of use came of {order}: {reason}", f"; another one is placed in {seconds:g} s")
 
     def _say(self, text: str, more: str = "") -> list[Command]:
         self._job.job_stats.notice(text)
@@ -201,7 +228,7 @@ class Supplying:
             said.append(f"{order.name}{word} on order for {now - order.placed_at:.0f} s")
         if self._retry_at is not None:
             wait = max(0.0, self._retry_at - now)
-            said.append(f"no host came of the last order: {self._last_reason}; the next one in {wait:.0f} s")
+            said.append(f"no host of use came of the last order: {self._last_reason}; the next one in {wait:.0f} s")
         if failed := job.hosts.lost_machines:
             said.append(f"lost twice, so used only where no other has room: {', '.join(failed)}")
         if faults := job.hosts.faults:

@@ -115,8 +115,8 @@ class Hosts:
 
     @property
     def staying(self) -> int:
-        """The number of hosts that are not to be left."""
-        return len(self._slots.keys() - self.draining.keys() - self.faulty.keys())
+        """The number of hosts that are neither to be left nor to be avoided."""
+        return sum(1 for name in self._slots if name not in self.draining and not self.is_unreliable(name))
 
     def in_order(self) -> tuple[str, ...]:
         """Names in the order of the numbers at their ends: node-2 comes before node-10."""

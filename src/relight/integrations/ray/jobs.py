@@ -23,6 +23,7 @@ from relight.timeline.model.load import load_report
 from relight.wire.connection.address import bracketed, read_address
 
 VERSION = "2.60."
+TOKEN_FILE = "RELIGHT_TOKEN_FILE"
 POLL_SECONDS = 0.5
 START_SECONDS = 120.0  # for an actor to answer for the first time
 END_SECONDS = 30.0  # for a job to end in order
@@ -92,12 +93,30 @@ def run(
         raise UsageError(f"there is no script {script} (at {Path(script).absolute()})")
     shape = Shape(nodes, spare_nodes, nproc_per_node, num_cpus, num_gpus, tuple(flags))
     directory = Path(run_dir or f"runs/{Path(script).stem}-{datetime.datetime.now():%Y%m%d-%H%M%S}").absolute()
+    token = _find_token()
     group = _place(ray, shape, placement_seconds)
-    job = _Job(ray, group, shape, directory)
+    job = _Job(ray, group, shape, directory, token)
     try:
         return job.run((str(Path(script).absolute()), *arguments))
     finally:
         job.remove()
+
+
+def _find_token() -> str:
+    """Return the secret of the job's hosts: that of the driver's RELIGHT_TOKEN_FILE, or a new one. Raises UsageError.
+
+    Who has the file can drain a host by hand.
+    """
+    path = os.environ.get(TOKEN_FILE, "")
+    if not path:
+        return secrets.token_hex(32)
+    try:
+        lines = Path(path).read_text().strip().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{TOKEN_FILE}={path}: {error}") from error
+    if len(lines) != 1:
+        raise UsageError(f"{TOKEN_FILE}={path}: expected one line, such as head -c 32 /dev/urandom | base64 prints")
+    return lines[0]
 
 
 def import_ray() -> Any:
@@ -188,11 +207,11 @@ class Host:
 class _Job:
     """The actors of one job, from the start to the end."""
 
-    def __init__(self, ray: Any, group: Any, shape: Shape, run_dir: Path) -> None:
+    def __init__(self, ray: Any, group: Any, shape: Shape, run_dir: Path, token: str) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self._ray, self._group, self._shape, self._run_dir = ray, group, shape, run_dir
-        self._token = secrets.token_hex(32)
+        self._token = token
         self._actor = ray.remote(Host)
         self._hosts = [
             self._actor.options(

@@ -16,21 +16,28 @@ COMMAND_SECONDS = 30.0
 class DrainWatch:
     """Reports each node once, and again if the job has other hosts than when it could not be left."""
 
-    def __init__(self, core: Controller, feed: Callable[[HostDraining], None]) -> None:
+    def __init__(self, core: Controller, feed: Callable[[HostDraining], None], say: Callable[[str], None]) -> None:
+        """`say`: tell people."""
         self._core = core
         self._feed = feed
+        self._say = say
+        self._failed = ""  # why Slurm could not be asked the last time
         self._asked: set[tuple[str, int]] = set()  # agents, each with the number of hosts at that time
 
     async def run(self) -> None:
-        """Look until cancelled. While Slurm does not answer, nothing is drained."""
+        """Look until cancelled. While Slurm does not answer, nothing is drained, and that is said once."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             hosts = self._core.job.hosts
             agents = {hosts.machine(agent): agent for agent in hosts.in_order()}
             try:
                 output = await run_command(ask_for_draining(agents, os.environ), COMMAND_SECONDS)
-            except Failed:
+            except Failed as failure:
+                if str(failure) != self._failed:
+                    self._failed = str(failure)
+                    self._say(f"nodes that Slurm drains are not noticed now: {failure}")
                 continue
+            self._failed = ""
             for machine, reason in sorted(read_draining(output).items()):
                 self._leave(agents.get(machine, ""), f"Slurm drains {machine}: {reason}")
 

@@ -18,7 +18,8 @@ INVARIANTS = {
     "I15": "Below replicas: only if they cannot help, to the newest version that all can reach, of one history.",
     "I16": "The ranks of the start are on the job's nodes: a spare holds none until a rank is lost.",
     "I17": "No step is repeated because a host is drained; it is given back once no rank is left on it.",
-    "I18": "No more hosts are ordered than are wanted, and each order has a name of its own.",
+    "I18": "No more hosts are ordered than are wanted, each order has a name of its own, and after one that brought no "
+    "host of use the next one waits.",
     "I19": "Nothing is started on a host whose order is over, and no order outlives the job.",
     "I20": "A job that may have ended with other bits says so; one that ended as if undisturbed does not.",
     "I21": "Once a rank has been surprised, no rank that hears of it has its barrier before a write again.",

@@ -41,8 +41,8 @@ def check_journal(lines: Iterable[Line], world_size: int, *, ended: bool = True)
     for line in lines:
         judge.take(line)
         if line.event is not None:
-            supply.hear(line.event)
-        if line.command is not None and (fault := supply.fault(line.command)):
+            supply.hear(line.event, line.now)
+        if line.command is not None and (fault := supply.fault(line.command, line.now)):
             judge.say(fault)
     if ended:
         judge.finish()

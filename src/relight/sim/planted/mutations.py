@@ -210,6 +210,7 @@ MUTATIONS = (
     Mutation("cancelled-hosts-join", 500, controller=supplies.TakesHostsWhoseOrderIsOver, supply=True),
     Mutation("orders-outlive-job", 100, controller=supplies.LeavesOrdersAtTheEnd, supply=True),
     Mutation("refusal-ends-job", 100, controller=supplies.EndsWhenRefused, supply=True),
+    Mutation("failed-host-again-at-once", 500, controller=supplies.OrdersAtOnceAfterAFailedHost, supply=True),
     Mutation("order-names-repeat", 500, controller=supplies.UsesNamesAgain, supply=True),
     Mutation("pages-outlive-agents", 1000, controller=controllers.TrustsThePagesOfALostAgent, hosts=True),
     Mutation("last-host-at-the-end", 1000, controller=controllers.WaitsForTheLostAtTheEnd, hosts=True),

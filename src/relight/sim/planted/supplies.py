@@ -52,6 +52,16 @@ class EndsWhenRefused(Supplying):
         return self._job.end(f"the cluster refuses a host: {event.reason}", now)
 
 
+class OrdersAtOnceAfterAFailedHost(Supplying):
+    """The cluster gives a machine that has failed before, and another one is ordered at once, and so on."""
+
+    def _on_arrival(self, order: HostOrder, now: float) -> list[Command]:
+        retry_at = self._retry_at
+        said = super()._on_arrival(order, now)
+        self._retry_at = retry_at
+        return said
+
+
 class _ShortMemory(HostOrders):
     def close(self, order: HostOrder) -> None:
         super().close(order)

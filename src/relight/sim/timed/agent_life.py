@@ -92,7 +92,7 @@ class AgentLife:
             coming = any(isinstance(message, Spawn) for message in job.down[name])
             if not coming and (worker is None or not worker.alive):
                 job.feed(self.unseen_exit(name))
-        job.feed(ev.AgentJoined(agent=host_name, slots=host.slots, spare=host.spare))
+        job.feed(ev.AgentJoined(agent=host_name, slots=host.slots, spare=host.spare, machine=host.machine))
         self._adopt(host)
 
     def _adopt(self, host: Host) -> None:

@@ -27,8 +27,10 @@ FOR_EVER = 1e9
 class Host:
     """One machine. Moments are of the virtual clock."""
 
-    def __init__(self, name: str, slots: int, *, spare: bool = False) -> None:
+    def __init__(self, name: str, slots: int, *, spare: bool = False, machine: str = "") -> None:
+        """`machine`: the cluster's name for it, if that is another one."""
         self.name = name
+        self.machine = machine
         self.slots = slots
         self.spare = spare
         self.alive = True
@@ -91,11 +93,11 @@ class Hosts:
         getattr(self, what)(name)
 
     # --- what happens to them -------------------------------------------------------------------------------------
-    def joins(self, name: str) -> None:
+    def joins(self, name: str, machine: str = "") -> None:
         """An agent connects for the first time."""
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = Host(name, self._slots, spare=True)
+            host = self._hosts[name] = Host(name, self._slots, spare=True, machine=machine)
         if host.alive:
             self._welcome(host)
 
@@ -207,6 +209,6 @@ class Hosts:
             self._job.after(self._job.controller_life.deaf_until - self._job.now + 0.01, ("host", "joins", host.name))
             return
         host.known = True
-        joined = ev.AgentJoined(agent=host.name, slots=host.slots, spare=host.spare)
+        joined = ev.AgentJoined(agent=host.name, slots=host.slots, spare=host.spare, machine=host.machine)
         self._job.checker.placement.hear(joined)
         self._job.feed(joined)

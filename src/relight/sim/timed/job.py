@@ -240,7 +240,7 @@ class SimulatedJob(World):
     def obey(self, event: ev.Event | None, commands: Sequence[Command]) -> None:
         """Write to the journal before orders are carried out; the controller may die in between."""
         self.journal.append(JournalEntry(self.now, event, tuple(commands)))
-        if fault := self.checker.supply.judge(event, commands):
+        if fault := self.checker.supply.judge(event, commands, self.now):
             raise Violation(fault)
         death = self.controller_life.take_death()
         super().obey(event, commands if death is None else commands[: death.sent])

@@ -1,4 +1,4 @@
-"""The supplier of a simulated job: a cluster that refuses, forgets, delays and doubles orders for hosts.
+"""The supplier of a simulated job: a cluster that refuses, forgets, delays and doubles orders, and gives failed hosts.
 
 Modelled, not production: server/supply, and the cluster behind it. Orders and cancellations are decided by the core.
 """
@@ -20,6 +20,7 @@ FATES = (
     *("comes", "comes", "comes", "comes", "late", "refused", "refused", "lost"),
     *("never", "hangs", "doubled", "before the answer"),
 )
+AGAIN = 0.5  # how often a machine is given that has failed before, if there is one
 
 
 class Supplier:
@@ -28,12 +29,17 @@ class Supplier:
     def __init__(self, job: "SimulatedJob") -> None:
         self._job = job
         self._cancelled: set[str] = set()
+        self._machines: dict[str, str] = {}  # that come of orders though they are to be avoided
 
     def order(self, command: OrderHost) -> None:
         """Take an order; one that is given again may have been placed before."""
         job, name = self._job, command.order
-        fate = FATES[int(job.chance() * len(FATES))]
-        job.note("SUPPLIER", f"{name}: {fate}")
+        drawn = job.chance() * len(FATES)
+        fate = FATES[int(drawn)]
+        machine = self._failed_machine(command) if drawn % 1 < AGAIN else ""
+        job.note("SUPPLIER", f"{name}: {fate}{machine and ', '}{machine}")
+        if machine:
+            self._machines[name] = machine
         job.checker.disturbed.add("supply")
         answered = job.between(ANSWER_SECONDS)
         if fate == "before the answer":
@@ -45,6 +51,12 @@ class Supplier:
                 job.after(arrived + job.between(ARRIVAL_SECONDS), ("supplier", "arrives", name))
         if fate != "lost":
             job.after(answered, ("supplier", "answers", name, fate))
+
+    def _failed_machine(self, command: OrderHost) -> str:
+        """Return one of those that are excluded since they have failed; empty if there is none."""
+        hosts = self._job.controller.job.hosts
+        failed = {*hosts.lost_machines, *(machine for machine, _ in hosts.faults)}
+        return next((machine for machine in command.exclude if machine in failed), "")
 
     def cancel(self, command: CancelHost) -> None:
         """Cancel an order, most often before its host comes."""
@@ -73,4 +85,4 @@ class Supplier:
         """Let the agent of a host connect, unless one of that name is or was here."""
         job = self._job
         if job.end is None and name not in self._cancelled and not job.hosts.has(name):
-            job.hosts.joins(name)
+            job.hosts.joins(name, self._machines.get(name, ""))
