@@ -20,6 +20,7 @@ from relight.errors import RelightError, UsageError
 from relight.training.process.holdings import Lifecycle
 from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
 from relight.training.script_files import is_script_file
+from relight.words import described
 
 if TYPE_CHECKING:  # its home imports torch, which a script may do without, or import later
     from relight.training.process.runtime import Runtime
@@ -112,7 +113,7 @@ def _report(runtime: "Runtime | None", error: BaseException, *, stands: bool) ->
             kind="usage" if isinstance(error, RelightError) else "exception",
             step=runtime.faults.step,
             phase=runtime.page.phase.name,
-            summary=f"{type(error).__name__}: {error}".splitlines()[0][:500],
+            summary=described(error)[:500],
             traceback=trace,
             place=_place(error),
             noticed_ns=time.monotonic_ns(),

@@ -1,5 +1,5 @@
-"""A trainer that logs what goes wrong in a batch and raises it again, from itself and in groups: chains of exceptions that
-go in circles."""
+"""A trainer that logs what goes wrong in a batch and raises it again, from itself, in groups, or as one without
+words: chains of exceptions that go in circles."""
 
 import torch
 from torch import nn
@@ -7,6 +7,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import relight
 from tests.idioms.digest import finish
+
+
+class BatchFailed(Exception):
+    def __str__(self):
+        return f"batch {self.args[0]} failed: {self.args[1]}"
 
 
 class Trainer:
@@ -36,6 +41,8 @@ class Trainer:
             self.optimizer.zero_grad()
             self.backward(loss)
         except Exception as error:
+            if len(self.errors) % 2:
+                raise BatchFailed from error
             raise ExceptionGroup("a batch failed", [error]) from error
         self.optimizer.step()
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from relight.errors import CheckpointError
 from relight.training.checkpoint import dcp
 from relight.training.checkpoint.dcp import Piece, Stored
+from relight.words import first_line
 
 FORMAT = 2
 _META = "relight.msgpack"
@@ -225,7 +226,7 @@ def _summary(error: BaseException) -> str:
     """Summarize an error of DCP in a line. Its own exception, which is no Exception, holds one for each rank."""
     if isinstance(error, CheckpointException):
         error = next((cause for cause, _ in error.failures.values()), error)
-    return (str(error).splitlines() or [""])[0] or type(error).__name__
+    return first_line(error)
 
 
 def _part_name(rank: int) -> str:

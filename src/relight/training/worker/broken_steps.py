@@ -13,6 +13,7 @@ from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
+from relight.words import first_line
 
 
 class BrokenSteps:
@@ -33,7 +34,7 @@ class BrokenSteps:
             return False
         if isinstance(error, StepInterrupted):
             return True
-        summary = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        summary = first_line(error)[:200]
         if isinstance(error, dist.DistBackendError):
             return self._runtime.reports.await_stop(summary)
         return self._runtime.protection.await_verdict(summary)

@@ -22,6 +22,7 @@ from relight.training.worker.lineage import next_lineage
 from relight.training.worker.membership import Membership
 from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
+from relight.words import described
 
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
 # Looked up once: each look-up in an enumeration takes 0.1 us.
@@ -191,7 +192,7 @@ class StepLoop:
             return False
         self._runtime.notices.say(
             "rehearsal",
-            f"a standby's rehearsal of a step ended early ({type(error).__name__}: {error}). It was alone, "
+            f"a standby's rehearsal of a step ended early ({described(error)}). It was alone, "
             "without values of other ranks. It takes a rank all the same, and its first step there takes longer",
         )
         drop_frames(error)
