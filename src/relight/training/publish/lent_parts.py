@@ -87,6 +87,7 @@ class LentParts:
         self._ending.set()
         with self._condition:
             self._withdraw("this rank lends its parts no longer")
+            self._condition.notify_all()  # the link's thread may wait for a version that does not come
         link = self._link
         if link is not None:
             link.stop()
