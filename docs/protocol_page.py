@@ -192,7 +192,8 @@ once, ordered ones not counted.
    have an intact holder; if one has none, the job goes down ([below](#below-replicas)), or halts and names it.
 4. **Restore**: prepared members finish the step locally, or go back, as was decided. Copies go only into blank or
    torn ranks, are verified piece by piece, and do not count until the last digest matched. Of a divided state, only
-   from holders of the same part.
+   from holders of the same part. A rank that is to go on from its own state, and is blank, torn or at another version,
+   reports that its restore failed.
 5. **Rollback** restores the tensors that the step had written, from their pre-images, buffers that forward changed,
    objects that may have changed, random streams, the batch in hand (kept; drawn again if the script changed it in
    place), and DDP's reducer, whose bucket layout must not depend on who failed when.

@@ -36,7 +36,7 @@ class Rank:
         self.pool = ThreadPoolExecutor(1)  # the link's thread
 
     def filled(self, bucket: Bucket) -> list[float]:
-        """What the publisher gets of one of them."""
+        """Return the content that the publisher gets of one of them."""
         view = bytearray(bucket.nbytes)
         assert self.parts.fill(bucket, memoryview(view)) == xxhash.xxh3_64_intdigest(view)
         return torch.frombuffer(view, dtype=torch.float32).tolist()
