@@ -39,6 +39,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--views", action="store_true", help="with ZeRO: parameters are views of a few buckets")
     parser.add_argument("--ema", action="store_true", help="average parameters")
     parser.add_argument("--plain", action="store_true", help="without relight, under torchrun")
+    parser.add_argument("--late-standby", action="store_true", help="standbys build when they know their rank")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -196,7 +197,7 @@ def save(path: str, model: nn.Module, optimizer: torch.optim.Optimizer, **others
 def main() -> None:
     options = parse()
     torch.set_num_threads(1)
-    job = PlainJob() if options.plain else relight.init()
+    job = PlainJob() if options.plain else relight.init(late_standby=options.late_standby or None)
     torch.manual_seed(0)  # every rank divides the same model
     mesh = make_mesh(options.layout, job.world_size, job.device.type)
     # FSDP2 divides what does not divide evenly, torch's tensor parallelism does not.

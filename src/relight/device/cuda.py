@@ -100,9 +100,14 @@ class Cuda(Accelerator):
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
         # Without this, torch ends a process whose peer is gone; who is replaced is for the controller to decide.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        # Nor may torch's own monitor: it asks a store of the default group in every second, and ends a process that
+        # seems to hang. The controller finds what hangs.
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         # Switches of NVLink add in an order of their own: a group that is formed again could have other sums.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         options = dist.ProcessGroupNCCL.Options()
         set_timeout(options, timeout)
         nccl: Any = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)
+        # Now, and not with the first collective: nothing could end that one if a rank is lost before it has connected.
+        nccl.eager_connect_single_device(torch.device(self.type, torch.cuda.current_device()))
         return DeviceBackend(ProcessGroup.BackendType.NCCL, nccl)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from relight.agent.processes.readings.page import Page, Pages
 from relight.agent.processes.readings.probes import MemoryKills, Probe
+from relight.agent.processes.shared_memory import remove_names_of
 from relight.agent.processes.template import Template
 from relight.wire.settings import JobSettings
 
@@ -129,6 +130,7 @@ class Process:
         if status != 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+        remove_names_of(self.pid)
         if self._child is not None:
             self._child.release()
         os.close(self.pidfd)

@@ -18,6 +18,7 @@ from relight.training.collectives.operations import Buckets, Exchange, Operation
 from relight.training.collectives.sockets import GroupSockets
 from relight.training.collectives.waits import Waits
 from relight.training.connection.store import GenerationStore, StoreClient
+from relight.training.torch_private.distributed.c10d import Store
 from relight.training.torch_private.distributed.groups import (
     POINT_TO_POINT,
     REDUCE_SCATTERS,
@@ -42,8 +43,10 @@ class GenerationGroup:
         device: torch.device | None = None,
         waits: Waits | None = None,
         local: SharedMemoryAllReduce | None = None,
+        store: Store | None = None,
     ) -> None:
         self.group = group
+        self._store = store  # kept: C++ alone would not keep what is written in Python
         self._cpu = cpu_backend(group)
         self._all_reduce = BarrierAllReduce(group.size(), local)
         self._sockets = sockets
@@ -70,7 +73,7 @@ class GenerationGroup:
 
         The reducer asks it for nothing but its future, so there is nothing for Python to do.
         """
-        if self._device is not None or self._waits.are_shown:
+        if self._device is not None or self._waits.are_shown or not _are_in_host_memory(args):
             return self.launch("allreduce", *args, **kwargs)
         work, last = self._cpu.allreduce(*args, **kwargs), self._backward.last()
         if isinstance(last, Buckets):
@@ -227,7 +230,7 @@ class Forming:
                 if shared_barrier and shared_barrier.ranks == len(ranks)
                 else None
             )
-            return GenerationGroup(group, sockets, device, waits, local)
+            return GenerationGroup(group, sockets, device, waits, local, store)
 
         def form() -> None:
             try:

@@ -23,7 +23,7 @@ from relight.transfer.tensors.weights import TensorSource
 _WORD_BYTES = 8
 ROOM_BYTES = 4 * 2**30  # free on the source's device, so that processes on other devices may use it as well
 _ROW_WORDS = 2**16  # of which each sum is taken
-_ROWS = 8  # multiplied at a time: that takes as much memory again
+_ROWS = 64  # multiplied at a time: that takes as much memory again, which a large device's cache holds
 _ODD = 0x1E3779B97F4A7C15  # any odd number whose multiples look random
 
 Store = Callable[[CopyStreams, Piece, torch.Tensor], None]  # launches the copy of a piece to its place

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import ProcessGroup
 
-from relight.device.choose import accelerator_of
+from relight.device.choose import accelerator, accelerator_of
 from relight.wire.connection.loopback import IPV4, handed_down
 from relight.wire.settings import host_address
 
@@ -33,7 +33,11 @@ OPERATIONS = tuple(name for name in _OPERATIONS if hasattr(ProcessGroup, name))
 
 
 def make_generation_group(store: Store, rank: int, size: int, name: str, device: torch.device | None) -> ProcessGroup:
-    """A real process group: gloo for CPU tensors, and the collectives of a device if given. Blocks until formed."""
+    """Return a real process group: gloo, and for tensors of a device its own collectives. Blocks until formed.
+
+    Without `device`, gloo carries the tensors of devices too, if it can. `store` is to be kept as long as the group: a
+    device's collectives use it later as well, for sends and receives.
+    """
     group = ProcessGroup(store, rank, size)
     gloo = _make_gloo(store, rank, size)
     gloo._set_default_timeout(_COLLECTIVE_TIMEOUT)
@@ -41,11 +45,13 @@ def make_generation_group(store: Store, rank: int, size: int, name: str, device:
     group._set_default_backend(kind)
     group._register_backend(torch.device("cpu"), kind, gloo)
     if device is not None:
-        accelerator = accelerator_of(device)
-        accelerator.use(device)  # this may be a thread of its own, whose current device is another rank's
-        own = accelerator.make_backend(store, rank, size, _COLLECTIVE_TIMEOUT)
+        kind_of_device = accelerator_of(device)
+        kind_of_device.use(device)  # this may be a thread of its own, whose current device is another rank's
+        own = kind_of_device.make_backend(store, rank, size, _COLLECTIVE_TIMEOUT)
         group._set_default_backend(own.kind)
         group._register_backend(device, own.kind, own.backend)
+    elif accelerator().has_gloo and not accelerator().is_host:
+        group._register_backend(torch.device(accelerator().type), kind, gloo)
     group._set_group_name(name)  # type: ignore[arg-type]
     return group
 

@@ -1,0 +1,1 @@
+"""Everything that must be shown on a machine with GPUs, in parts: `python -m benchmarks.gpu`."""
