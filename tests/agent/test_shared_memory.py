@@ -1,4 +1,4 @@
-"""What a worker that was killed leaves in shared memory."""
+"""Names that a killed worker leaves in shared memory, and that are removed."""
 
 import os
 from pathlib import Path
