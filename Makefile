@@ -131,7 +131,7 @@ $(TITAN)/.setup: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ray: $(VENV)/.setup
-	$(PIP) --editable '.[ray]'
+	$(PIP) --editable '.[ray]' 'ray[train]'  # Train: for a test of what is refused there
 	@touch $@
 
 $(VENV)/.kubernetes: $(VENV)/.setup

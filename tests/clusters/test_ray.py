@@ -1,22 +1,23 @@
 """A real Ray of several raylets on this machine: lost nodes, the end by Ctrl-C, and what is refused."""
 
-import contextlib
 import importlib.util
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from relight.core.account.report import JobReport, decode_report
+from relight.core.account.report import decode_report
+from tests.clusters.quick_start import quick_start
+from tests.clusters.ray_jobs import STEPS, Nodes, RayJob
+from tests.device.driver import Driver, why_not
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Bench, Outcome, Training, plain_environment
 
 pytestmark = [
@@ -24,136 +25,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="not installed: ray"),
     pytest.mark.timeout(600),
 ]
-STEPS = 305
-PAUSED = ("--pause", "0.2", "--tell", "--hold-at", str(STEPS - 5))
-STORE = 100 * 2**20  # bytes of Ray's object store
-DRIVER = Path(__file__).parent / "drive_ray.py"
-
-
-class Nodes:
-    """Ray's head, which runs nothing, and four nodes with a processor each."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
-        self.cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(4):
-            self.add()
-
-    def add(self) -> None:
-        """Add a node."""
-        self.cluster.add_node(num_cpus=1, object_store_memory=STORE)
-
-    def fill(self) -> None:
-        """Have four nodes again."""
-        while len(self.cluster.worker_nodes) < 4:
-            self.add()
-
-    def lose(self, process: psutil.Process) -> None:
-        """Kill the node whose raylet is an ancestor of this process."""
-        ancestors = {parent.pid for parent in process.parents()}
-        (node,) = [
-            node
-            for node in self.cluster.worker_nodes
-            if ancestors & {info.process.pid for info in node.all_processes["raylet"]}
-        ]
-        self.cluster.remove_node(node, allow_graceful=False)
-
-
-class RayJob:
-    """A driver as a process, and all that it has started."""
-
-    def __init__(
-        self,
-        nodes: Nodes,
-        directory: Path,
-        *script: str,
-        cpus: str = "1",
-        seconds: str = "60",
-        variables: Mapping[str, str] = {},
-    ) -> None:
-        """`variables`: added to those of the driver."""
-        self.run_dir, self._output, self._hold = directory / "run", directory / "out", directory / "go"
-        self._final = directory / "final"
-        program = script or (
-            *(str(PROGRAMS / "train.py"), "--steps", str(STEPS), *PAUSED),
-            *("--save", str(self._final), "--hold", str(self._hold)),
-        )
-        address = nodes.cluster.address
-        with self._output.open("wb") as out:
-            self.driver = subprocess.Popen(
-                [sys.executable, str(DRIVER), address, str(self.run_dir), cpus, seconds, *program],
-                env={**plain_environment(), "RAY_DEDUP_LOGS": "0", **variables},
-                stdout=out,
-                stderr=out,
-            )
-
-    def output(self) -> str:
-        """All that the driver and, through Ray, relight and the workers have printed."""
-        return self._output.read_text(errors="replace")
-
-    def journal(self) -> str:
-        """The journal so far."""
-        path = self.run_dir / "journal.jsonl"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def wait_until(self, condition: Callable[[], bool], what: str, *, running: bool = True) -> float:
-        """Look again and again; return the seconds that it took. The driver must not end before."""
-        begun = time.monotonic()
-        while not condition():
-            is_late = time.monotonic() - begun > DEADLINE_SECONDS
-            if is_late or (running and self.driver.poll() is not None):
-                raise AssertionError(f"{what}\n{self.output()[-6000:]}")
-            time.sleep(0.05)
-        return time.monotonic() - begun
-
-    def until_it_trains(self) -> None:
-        """Wait for the third step and the warm standby."""
-        self.wait_until(lambda: "committed 3" in self.output(), "training has begun")
-        self.wait_until(lambda: '"StandbyReady"' in self.journal(), "the standby is warm")
-
-    def keepers(self) -> dict[str, psutil.Process]:
-        """The living process between an actor and `relight`, by the number of the node or the command."""
-        found = dict[str, psutil.Process]()
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                if "relight.integrations.ray.keeper" in line and str(self.run_dir) in " ".join(line):
-                    found.setdefault(line[line.index("--node-rank") + 1] if "--node-rank" in line else "", process)
-        return found
-
-    def processes(self) -> list[psutil.Process]:
-        """All living processes that have to do with this job's run directory, or come from those that do."""
-        roots = list(self.keepers().values())
-        return [child for root in roots for child in (root, *root.children(recursive=True))]
-
-    def finish(self, reference: Outcome) -> JobReport:
-        """Let the job end; it must have the bits of an undisturbed run, and leave nothing."""
-        self._hold.touch()
-        left = self.processes()
-        assert self.driver.wait(DEADLINE_SECONDS) == 0, self.output()[-6000:]
-        assert "finished with status 0" in self.output()
-        self.check_nothing_is_left(left)
-        finals = {
-            int(path.suffix[1:]): json.loads(path.read_text()) for path in self._final.parent.glob("final.[0-9]*")
-        }
-        assert finals == reference.finals
-        report = decode_report((self.run_dir / "report.json").read_bytes())
-        assert report.final_state_digest == reference.report.final_state_digest
-        return report
-
-    def check_nothing_is_left(self, processes: list[psutil.Process]) -> None:
-        """Neither a process nor a private directory."""
-        _, alive = psutil.wait_procs(processes, timeout=20.0)
-        assert not alive, alive
-        self.wait_until(lambda: not list(Path("/tmp").glob("rlray-*")), "no private directory", running=False)
-
-    def end(self) -> None:
-        """End the driver, whatever it does; Ray then ends its actors."""
-        if self.driver.poll() is None:
-            self.driver.kill()
-            self.driver.wait(10.0)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +58,49 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """This training on one host, undisturbed."""
     directories = iter([tmp_path_factory.mktemp("reference")])
     return Bench(lambda: next(directories)).reference(Training(ranks=3, steps=STEPS, arguments=("--tell",)))
+
+
+def test_the_quick_start(nodes: Nodes, tmp_path: Path) -> None:
+    """As it stands in the documentation, but for a script that is there, and GPUs, which are not."""
+    driver = tmp_path / "driver.py"
+    driver.write_text(
+        quick_start(
+            "Ray",
+            "python",
+            {
+                '"train.py", "--lr", "0.1"': f'"{PROGRAMS}/train.py", "--steps", "20"',
+                "nproc_per_node=8, num_gpus=8": 'flags=("--oversubscribe",)',
+                '"/shared/runs/mine"': f'"{tmp_path}/run"',
+            },
+        )
+    )
+    environment = {**plain_environment(), "RAY_ADDRESS": nodes.cluster.address}
+    done = subprocess.run(
+        [sys.executable, str(driver)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.stdout.splitlines()[-1] == f"0 {tmp_path}/run 20", done.stdout
+
+
+def test_a_worker_of_ray_train_is_told_what_to_do_instead(nodes: Nodes, tmp_path: Path) -> None:
+    pytest.importorskip("ray.train", exc_type=ImportError)
+    command = (str(Path(__file__).parent / "drive_ray_train.py"), nodes.cluster.address, str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    words = "Instead of TorchTrainer(...).fit(), call relight.integrations.ray.run('train.py', nodes=...) in the driver"
+    assert f"trainer: {words}" in done.stdout, done.stdout + done.stderr[-6000:]
+    assert f"actor: {words}" in done.stdout, done.stdout + done.stderr[-6000:]
 
 
 @pytest.mark.parametrize("rank", [1, 0], ids=["a rank", "the controller and a rank"])
@@ -236,6 +150,40 @@ def test_a_host_is_drained_and_no_step_is_repeated(
     assert [(failure.rank, failure.kind) for failure in report.failures] == [(1, "drained")]
     (recovery,) = report.recoveries
     assert (recovery.steps_repeated, recovery.steps_undone) == (0, 0)
+
+
+@pytest.fixture
+def drivers(nodes: Nodes, tmp_path: Path) -> Iterator[dict[str, Driver]]:
+    """Four nodes with a GPU each and room for two hosts; their drivers by machine."""
+    found = {f"rack-{number}": Driver(tmp_path / f"driver-{number}", devices=1) for number in range(4)}
+    nodes.clear()
+    for machine, driver in found.items():
+        device = {"CUDA_VISIBLE_DEVICES": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+        nodes.add(2, {**driver.variables, **device, "RELIGHT_MACHINE": machine})
+    yield found
+    nodes.clear()
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_node_whose_gpu_reports_a_fault_is_left_for_another_one(
+    nodes: Nodes, drivers: dict[str, Driver], start: Callable[..., RayJob], tmp_path: Path, reference: Outcome
+) -> None:
+    """Not for the room that is left on it or on nodes of the job: an actor waits until Ray has one more node."""
+    job = start(tmp_path)
+    job.until_it_trains()
+    machine = job.keepers()["1"].environ()["RELIGHT_MACHINE"]
+    drivers[machine].say("xid 0 95")
+    job.wait_until(lambda: "node-1 is given back: GPU 0: XID 95" in job.output(), "the host is given back")
+    nodes.add(variables={"RELIGHT_MACHINE": "rack-4"})
+    seconds = job.wait_until(lambda: "ray-1 joined" in job.output(), "the node that was added has joined")
+    print(f"fault: joined {seconds:.1f} s after a node was added, load {os.getloadavg()[0]:.1f}")
+    (joined,) = [line for line in job.journal().splitlines() if '"AgentJoined"' in line and '"ray-1"' in line]
+    assert '"rack-4"' in joined
+    report = job.finish(reference)
+    assert [(failure.rank, failure.kind) for failure in report.failures] == [(1, "drained")]
+    (recovery,) = report.recoveries
+    assert (recovery.steps_repeated, recovery.steps_undone) == (0, 0)
+    assert any(machine in text and "XID 95" in text for text in report.notices)
 
 
 def test_a_keeper_that_is_killed_does_not_end_the_job(

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters.slurm import Slurm, SlurmJob, why_not
-from tests.survival.harness import Bench, Outcome, Training
+from relight.core.account.report import decode_report
+from tests.clusters.quick_start import quick_start
+from tests.clusters.slurm import ENDS, Slurm, SlurmJob, why_not
+from tests.survival.harness import PATIENCE, PROGRAMS, Bench, Outcome, Training
 from tests.survival.judge import check_survived
 
 REASON = why_not()
@@ -40,6 +42,27 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def joined(job: SlurmJob, agent: str) -> bool:
     """Return whether the controller has taken a host in. What it says is lost with srun, on the first node."""
     return any('"AgentJoined"' in line and f'"{agent}"' in line for line in job.journal().splitlines())
+
+
+def test_the_quick_start(slurm: Slurm, tmp_path: Path) -> None:
+    """Typed as it stands in the documentation, but for a script that is there, and GPUs, which are not."""
+    typed = quick_start(
+        "Slurm",
+        "sh",
+        {
+            "relight submit": f"{' '.join(RELIGHT)} submit",
+            "--option=--gpus-per-node=8": f"--option=--output={tmp_path}/out",
+            "--nproc-per-node 8": "--nproc-per-node 1 --oversubscribe",
+            "train.py --lr 0.1": f"{PROGRAMS}/train.py --steps 20",
+        },
+    )
+    said = slurm.ask("sh", "-ec", typed, directory=tmp_path, HOME=str(tmp_path))
+    number = said.split()[-1]  # of "Submitted batch job 17"
+    slurm.wait_until(lambda: slurm.job_state(number) in ENDS, "the job ends")
+    output = (tmp_path / "out").read_text()
+    assert slurm.job_state(number) == "COMPLETED", output
+    report = decode_report((tmp_path / "runs" / number / "report.json").read_bytes())
+    assert (report.final_version, report.error) == (20, ""), output
 
 
 def test_scancel_leaves_nothing_and_no_order(slurm: Slurm, tmp_path: Path) -> None:
@@ -131,6 +154,11 @@ def test_a_lost_node_is_replaced_by_the_spare_and_the_spare_by_an_order(
     slurm.bring_back("n3")
     assert [(f.rank, f.kind) for f in outcome.report.failures] == [(2, "host lost")], outcome.describe()
     assert outcome.report.recoveries[0].replacement_kind == "standby", outcome.describe()
+    stages = outcome.report.recoveries[0].stages
+    assert stages.detect_seconds is not None, outcome.describe()
+    after = stages.total_seconds - stages.detect_seconds
+    print(f"lost: noticed after {stages.detect_seconds:.2f} s, and all ranks train again {after:.2f} s after that")
+    assert after < PATIENCE, outcome.describe()
 
 
 @pytest.mark.parametrize("way", ["dead", "cut off"])

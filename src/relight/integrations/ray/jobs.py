@@ -28,6 +28,7 @@ POLL_SECONDS = 0.5
 START_SECONDS = 120.0  # for an actor to answer for the first time
 END_SECONDS = 30.0  # for a job to end in order
 LEAVE_SECONDS = 10.0  # for the processes of the other hosts, once the job has ended
+FAULT_STATUS = 75  # of a host that is left since its hardware has reported a fault
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -194,9 +195,12 @@ class Host:
         self._process.stdin.write(f"{self._token}\n".encode())
         self._process.stdin.flush()  # and never closed: its end says that this actor is gone
 
-    def poll(self) -> tuple[bool, int | None]:
-        """Return whether a process was started here, and its exit status if it has ended."""
-        return self._process is not None, None if self._process is None else self._process.poll()
+    def poll(self) -> tuple[bool, int | None, str]:
+        """Return whether a process was started here, its exit status if it has ended, and Ray's number of the node."""
+        from ray import get_runtime_context
+
+        status = None if self._process is None else self._process.poll()
+        return self._process is not None, status, get_runtime_context().get_node_id()
 
     def signal(self, number: int) -> None:
         """Send the process a signal."""
@@ -225,6 +229,8 @@ class _Job:
         self._chief = self._hosts[0]  # the one with the controller
         self._endpoint = ("", 0)
         self._asked: dict[Any, Any] = {}  # actors, by what they were asked
+        self._nodes: dict[Any, str] = {}  # Ray's numbers of the nodes, by actor
+        self._avoided: set[str] = set()  # nodes whose hardware has reported a fault
         self._agents = 0
 
     def run(self, script: tuple[str, ...]) -> Result:
@@ -259,8 +265,9 @@ class _Job:
                 str(shape.spare_nodes),
             )
             where = ("--rdzv-endpoint", f"{bracketed(address)}:{port}", "--run-dir", str(self._run_dir))
-            size = ("--nproc-per-node", str(shape.nproc_per_node), "--controller-moves")
-            command = ("run", *place, *where, *size, *shape.flags, *script)
+            size = ("--nproc-per-node", str(shape.nproc_per_node))
+            ends = ("--controller-moves", "--fault-status", str(FAULT_STATUS))
+            command = ("run", *place, *where, *size, *ends, *shape.flags, *script)
             get(host.start.remote(command, os.getcwd()), timeout=START_SECONDS)
 
     def _follow(self) -> int:
@@ -283,7 +290,7 @@ class _Job:
         """Act on the answer of an actor; return the exit status of the job, once it has one."""
         status: int | None
         try:
-            started, status = self._ray.get(ref)
+            started, status, self._nodes[actor] = self._ray.get(ref)
         except self._ray.exceptions.RayActorError:
             if actor is self._hosts[0] and actor is self._chief:
                 self._move_controller()
@@ -295,7 +302,23 @@ class _Job:
             self._move_controller()
         if is_empty and actor in self._hosts:
             self._start_agent(actor)
+        elif status == FAULT_STATUS and actor in self._hosts:
+            self._replace(actor)
         return None
+
+    def _replace(self, actor: Any) -> None:
+        """Give up a node whose hardware has reported a fault, and ask Ray for another one, which may have to come."""
+        from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
+
+        self._avoided.add(self._nodes[actor])
+        taken = {self._nodes[host] for host in self._hosts if host in self._nodes}
+        where = NodeLabelSchedulingStrategy(hard={"ray.io/node-id": NotIn(*sorted(taken | self._avoided))})
+        shape = self._shape
+        options = self._actor.options(
+            num_cpus=shape.num_cpus, num_gpus=shape.num_gpus, max_restarts=-1, scheduling_strategy=where
+        )
+        self._hosts[self._hosts.index(actor)] = options.remote(self._token)
+        self._ray.kill(actor)
 
     def _start_agent(self, actor: Any) -> None:
         """Let a node join on which Ray has started a lost actor again, or on which all was killed."""
@@ -325,11 +348,11 @@ class _Job:
         while time.monotonic() < deadline:
             refs = [actor.poll.remote() for actor in self._hosts]
             ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=POLL_SECONDS)
-            states = list[tuple[bool, int | None]]()
+            states = list[tuple[bool, int | None, str]]()
             for ref in ready:
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     states.append(self._ray.get(ref))
-            if all(status is not None or not started for started, status in states):
+            if all(status is not None or not started for started, status, _ in states):
                 return
             time.sleep(POLL_SECONDS)
 
