@@ -14,6 +14,7 @@ from relight.cli import main, make_parser
 from relight.errors import UsageError
 from relight.launch.submit.jobset import _NODE
 from relight.launch.submit.jobset import manifest as printed
+from tests.clusters.quick_start import quick_start
 
 RUN = ("--nproc-per-node", "2", "my train.py", "--lr", "0.1")
 LAST = ("--nodes", "4", "--spare-nodes", "1", "--image", "registry/train:1")
@@ -164,6 +165,31 @@ def test_a_node_that_was_told_to_leave_is_not_done(tmp_path: Path, ends_with: in
         if told:
             shell.send_signal(signal.SIGTERM)
         assert shell.wait(30.0) == status
+
+
+def test_no_pod_is_put_on_a_node_that_is_excluded() -> None:
+    """Kubernetes takes one name in each condition on the name of a node, and all of one term must hold."""
+    for group in manifest(*LAST, "--exclude-nodes", "n3,rack-7.local")["spec"]["replicatedJobs"]:
+        required = pod(group)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        (term,) = required["nodeSelectorTerms"]
+        assert term["matchFields"] == [
+            {"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("n3", "rack-7.local")
+        ]
+    assert "affinity" not in pod(manifest(*LAST)["spec"]["replicatedJobs"][0])
+
+
+def test_the_quick_start(tmp_path: Path) -> None:
+    """The line of the documentation, as it stands there. Without Docker and a control plane the others cannot run."""
+    typed = quick_start("Kubernetes", "sh", {"relight submit": f"{shlex.quote(sys.executable)} -m relight submit"})
+    (line,) = [line for line in typed.replace("\\\n", "").splitlines() if line.endswith("> job.json")]
+    subprocess.run(["sh", "-ec", line], cwd=tmp_path, check=True)
+    *_, job_set = json.loads((tmp_path / "job.json").read_text())["items"]
+    head, nodes = job_set["spec"]["replicatedJobs"]
+    assert (head["replicas"], nodes["replicas"]) == (1, 3)
+    (container,) = pod(head)["containers"]
+    assert f"docker push {container['image']}\n" in typed
+    assert f"create secret generic {pod(head)['volumes'][0]['secret']['secretName']} " in typed
+    assert "kubectl apply -f job.json" in typed
 
 
 @pytest.mark.parametrize(

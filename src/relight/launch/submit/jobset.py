@@ -64,6 +64,12 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
     add("--gpus", type=int, default=0, metavar="N", help="GPUs of each pod, as nvidia.com/gpu; default 0")
     add("--secret", default="relight-token", metavar="NAME", help="Secret with the key token; default relight-token")
     add("--claim", default="", metavar="NAME:PATH", help="a PersistentVolumeClaim, and where all pods see it")
+    add(
+        "--exclude-nodes",
+        default="",
+        metavar="NAME,...",
+        help="nodes of Kubernetes on which no pod is put, such as those that `relight status` says to avoid",
+    )
     add("--fixed-controller", action="store_true", help="do not let the controller move: no Lease, no service account")
     add("--grace-seconds", type=int, default=120, metavar="SECONDS", help="time to leave a pod in order; default 120")
     add("--max-restarts", type=int, default=100, metavar="N", help="how many pods are made again; default 100")
@@ -178,6 +184,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--image {arguments.image!r}: the name of an image has no spaces")
     if arguments.namespace and not re.fullmatch(_LABEL, arguments.namespace):
         raise UsageError(f"--namespace {arguments.namespace}: use a-z, 0-9 and '-', at most 63 of them")
+    for name in _excluded(arguments):
+        if not _OBJECT_NAME.fullmatch(name):
+            raise UsageError(f"--exclude-nodes {arguments.exclude_nodes}: expected names of nodes, with commas")
     for option, name in {"secret": arguments.secret, "claim": _claim(arguments)[0]}.items():
         if not _OBJECT_NAME.fullmatch(name) and (name or option == "secret"):
             raise UsageError(f"--{option} {name}: use a-z, 0-9, '-' and '.', and a letter or digit first and last")
@@ -196,6 +205,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--job-name {arguments.job_name}: use a-z, 0-9 and '-', at most 40 of them, a letter first")
     if min(arguments.gpus, arguments.grace_seconds, arguments.max_restarts) < 0:
         raise UsageError("--gpus, --grace-seconds and --max-restarts cannot be negative")
+
+
+def _excluded(arguments: argparse.Namespace) -> list[str]:
+    return [name.strip() for name in arguments.exclude_nodes.split(",")] if arguments.exclude_nodes else []
 
 
 def _claim(arguments: argparse.Namespace) -> tuple[str, str]:
@@ -268,10 +281,18 @@ def _pod(arguments: argparse.Namespace, command: str, readiness: dict[str, Any] 
         "terminationGracePeriodSeconds": arguments.grace_seconds,
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
         "tolerations": lost,
+        **({"affinity": _elsewhere(excluded)} if (excluded := _excluded(arguments)) else {}),
         "containers": [container],
         "volumes": volumes,
     }
     return {"spec": spec}
+
+
+def _elsewhere(nodes: list[str]) -> dict[str, Any]:
+    """Return the affinity of pods that may be put on any node but these. Each of the conditions takes one name."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    required = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
 
 
 def _from(name: str, path: str) -> dict[str, Any]:

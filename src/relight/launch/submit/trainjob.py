@@ -15,7 +15,7 @@ from relight.launch.submit.arguments import flags_and_script
 RUNTIME = "torch-distributed"
 _TOKEN = "/tmp/relight-token"
 _WRITE = f'(umask 077; printf %s "$JOB_TOKEN" > {_TOKEN}); unset JOB_TOKEN\n'
-_OF_THE_RUNTIME = ("claim", "grace_seconds", "max_restarts", "fixed_controller")
+_OF_THE_RUNTIME = ("claim", "grace_seconds", "max_restarts", "fixed_controller", "exclude_nodes")
 
 
 def train_job(arguments: argparse.Namespace, node: str, defaults: argparse.ArgumentParser) -> dict[str, Any]:
