@@ -160,6 +160,7 @@ once, ordered ones not counted.
 2. An order is over when it is refused, when its host has not joined in time, when the host is not needed (a lost one
    came back), when the host was lost or given back, and with the job. **CancelHost** says so to the supplier, but for
    orders that were refused; an order that may have been placed, by a command that did not end, is cancelled.
+   Meanwhile **HostWaits** says why its host has not come, for people: nothing is decided by that.
 3. A host that joins under the name of an order that is over is sent away (**ReleaseHost**): the cluster may take it
    back at any moment. A host that comes after the job ended hears that it has.
 4. After a refusal, an order of which no host came, or a host whose machine is to be avoided, the next order waits 10 s,

@@ -1,6 +1,7 @@
 """A real Slurm of five nodes: lost nodes, drained nodes, the time limit, and the end by `scancel`."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,8 @@ def test_scancel_leaves_nothing_and_no_order(slurm: Slurm, tmp_path: Path) -> No
     slurm.ask("scontrol", "update", "nodename=n5", "state=drain", "reason=so that an order waits")
     slurm.kill_relight("n4")
     job.wait_until(lambda: "ordered-1 PENDING" in slurm.queue(), "a host is on order")
+    said = re.compile(r"ordered-1 has not come yet: Slurm's job \d+ is PENDING \((Resources|ReqNodeNotAvail)")
+    job.wait_until(lambda: said.search(job.output()) is not None, "it is said in Slurm's words")
     slurm.ask("scancel", job.number)
     job.check_nothing_is_left()
     slurm.ask("scontrol", "update", "nodename=n5", "state=resume")

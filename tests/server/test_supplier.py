@@ -11,10 +11,13 @@ import psutil
 import pytest
 
 from relight.core.protocol.commands import CancelHost, OrderHost
-from relight.core.protocol.events import HostCancelled, HostOrdered, HostRefused
+from relight.core.protocol.events import HostCancelled, HostOrdered, HostRefused, HostWaits
 from relight.server.supply.backend import CommandBackend, Job, read_identifier
+from relight.server.supply.order_watch import OrderWatch
 from relight.server.supply.slurm import SlurmBackend, read_draining
 from relight.server.supply.supplier import Supplier
+from tests.core.job.test_supplying import a_job
+from tests.core.membership.test_hosts import lose
 
 JOB = Job(name="gpt", run_dir="/data/runs/gpt", controller="n1:29400", token_file="/home/me/token")
 ORDER = OrderHost(order="ordered-1", wanted=4, exclude=("n1", "n7"), why="")
@@ -166,6 +169,42 @@ def test_an_order_to_slurm_ends_with_its_job(tmp_path: Path, end: str, limit: bo
     said = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True).stdout
     assert ("--deadline=2026-11-24T23:46:15 --time-min=1" in said) is limit
     assert "--name ordered-1" in said
+
+
+@pytest.mark.parametrize(
+    ("printed", "reported"),
+    [
+        ("relight-gpt-4711-ordered-1|PENDING|QOSMaxNodePerUserLimit|17", "is PENDING (QOSMaxNodePerUserLimit)"),
+        ("relight-gpt-4711-ordered-1|RUNNING|None|17", "is RUNNING"),
+        ("relight-gpt-4711-ordered-1|FAILED|NonZeroExitCode|17", "has ended as FAILED (NonZeroExitCode)"),
+        (
+            "relight-gpt-4711-ordered-1|FAILED|x|16\nrelight-gpt-4711-ordered-1|PENDING|Resources|17",
+            "is PENDING (Resources)",
+        ),
+        ("another|FAILED|NonZeroExitCode|17", ""),
+        ("garbage", ""),
+        ("", ""),
+    ],
+)
+def test_slurm_says_why_no_host_has_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, reported: str
+) -> None:
+    """By a program of squeue's name."""
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\ncat <<'END'\n{printed}\nEND\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    desk = a_job()
+    lose(desk, "spare-2")
+    said: list[HostWaits | HostRefused] = []
+    watch = OrderWatch(desk.controller, SlurmBackend(JOB, OUTER), said.append)
+    asyncio.run(watch.look())
+    assert not said, "the order is not placed yet"
+    desk.tell(HostOrdered(order="ordered-1", identifier="17"))
+    asyncio.run(watch.look())
+    reasons = [answer.reason.partition(";")[0] for answer in said]
+    assert reasons == ([f"Slurm's job 17 {reported}"] if reported else [])
+    for answer in said:
+        assert desk.tell(answer), "it is told"
 
 
 def test_nodes_that_slurm_drains_are_found() -> None:

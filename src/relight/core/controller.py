@@ -124,7 +124,7 @@ class Controller:
                 return self.agents.on_draining(event, now)
             case ev.HostFaulty():
                 return self.agents.on_faulty(event, now)
-            case ev.HostOrdered() | ev.HostRefused() | ev.HostCancelled():
+            case ev.HostOrdered() | ev.HostWaits() | ev.HostRefused() | ev.HostCancelled():
                 return self.supplying.on_answer(event, now)
             case ev.ProcessStarted():
                 return self.starting.on_started(event)

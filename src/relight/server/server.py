@@ -1,6 +1,7 @@
 """The controller of one job as a server: composes the parts around the core. Everything runs in one thread."""
 
 import asyncio
+import functools
 import time
 import traceback
 from collections.abc import Iterable
@@ -35,8 +36,7 @@ from relight.server.sessions.observer_sessions import ObserverSessions
 from relight.server.sessions.presence import Presence
 from relight.server.sessions.router import AgentRouter, WorkerRouter
 from relight.server.sessions.shutdown import Shutdown
-from relight.server.supply.choose import SLURM, make_supplier
-from relight.server.supply.drain_watch import DrainWatch
+from relight.server.supply.choose import make_supplier, make_watches
 from relight.timeline.model.publications import Publications
 from relight.wire.connection.tls import Tls
 from relight.wire.settings import JobSettings, part_of
@@ -118,14 +118,13 @@ class Server:
     async def run(self, listener: Listener) -> int:
         """Serve until the job has ended; return the exit status."""
         ticker = asyncio.create_task(self._tick())
-        watch = None
-        if self.job.settings.supplier == SLURM:
-            drains = DrainWatch(self.job.core, self._driver.feed, lambda text: self.job.observers.tell("warning", text))
-            watch = asyncio.create_task(drains.run())
+        warn = functools.partial(self.job.observers.tell, "warning")
+        watches = make_watches(self.job.settings, self.job.core, self._driver.feed, warn)
+        watching = [asyncio.create_task(watch.run()) for watch in watches]
         await self.end.wait()
         ticker.cancel()
-        if watch is not None:
-            watch.cancel()
+        for task in watching:
+            task.cancel()
         if self.job.core.ended is None:  # ended by a defect, or by a disk that is full
             self._cancel_orders(self.job.core.supplying.remaining())
         await asyncio.gather(self.end.wait_for_peers(resumed=self._resumed), self._finish_supply())

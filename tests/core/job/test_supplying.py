@@ -159,6 +159,21 @@ def test_a_host_that_does_not_come_is_cancelled_and_asked_for_again() -> None:
     assert ordered(desk.wait(11.0)) == ["ordered-2"]
 
 
+def test_why_a_host_has_not_come_is_told_once_and_decides_nothing() -> None:
+    desk = a_job()
+    lose(desk, "spare-2")
+    desk.tell(ev.HostOrdered(order="ordered-1", identifier="17"))
+    waits = ev.HostWaits(order="ordered-1", reason="PENDING (QOSMaxNodePerUserLimit)")
+    assert "ordered-1 has not come yet: PENDING (QOSMaxNodePerUserLimit)" in one(desk.tell(waits), Notice).why
+    assert not desk.tell(waits)
+    assert "on order for 0 s (PENDING (QOSMaxNodePerUserLimit))" in desk.controller.supplying.describe(desk.now)
+    said = desk.wait(TIMEOUT_SECONDS + 1)
+    assert cancelled(said) == [("ordered-1", "17")]
+    assert any("QOSMaxNodePerUserLimit" in command.why for command in said if isinstance(command, Notice))
+    assert not desk.tell(waits), "its order is over"
+    assert not desk.tell(ev.HostWaits(order="ordered-9", reason="")), "no such order was placed"
+
+
 def test_a_host_that_comes_after_its_order_was_cancelled_goes_away_again() -> None:
     desk = a_job()
     lose(desk, "spare-2")

@@ -110,6 +110,7 @@ class Supplying:
         for order in self._job.orders.awaited:
             if now >= order.placed_at + limit:
                 reason = f"no host came of it within {limit:g} s (--supply-timeout-seconds)"
+                reason += f": {order.waits_for}" if order.waits_for else ""
                 out.append(self._cancel(order, reason))
                 out += self._put_off(order.name, reason, now)
         return out
@@ -147,11 +148,15 @@ class Supplying:
         return needless | set(others[: max(0, surplus)])
 
     # --- what the supplier says ---------------------------------------------------------------------------------
-    def on_answer(self, event: ev.HostOrdered | ev.HostRefused | ev.HostCancelled, now: float) -> list[Command]:
+    def on_answer(
+        self, event: ev.HostOrdered | ev.HostWaits | ev.HostRefused | ev.HostCancelled, now: float
+    ) -> list[Command]:
         """The supplier says what became of an order, or of its cancellation."""
         match event:
             case ev.HostOrdered():
                 return self.on_ordered(event)
+            case ev.HostWaits():
+                return self.on_waits(event)
             case ev.HostRefused():
                 return self.on_refused(event, now)
             case ev.HostCancelled():
@@ -168,6 +173,14 @@ class Supplying:
             return []
         orders.cancelling[event.order] = event.identifier
         return [CancelHost(order=event.order, identifier=event.identifier, why="it was cancelled before it was placed")]
+
+    def on_waits(self, event: ev.HostWaits) -> list[Command]:
+        """The cluster says why the host of an order has not come yet."""
+        order = self._job.orders.open.get(event.order)
+        if order is None or order.here or order.waits_for == event.reason:
+            return []
+        order.waits_for = event.reason
+        return [Notice(why=f"{order.name} has not come yet: {event.reason}", level="info")]
 
     def on_refused(self, event: ev.HostRefused, now: float) -> list[Command]:
         """No host comes of an order: another one is placed after a pause, each time a longer one."""
@@ -225,7 +238,8 @@ class Supplying:
             said.append(f"{self._staying} here, {self._wanted} wanted")
         for order in job.orders.awaited:
             word = f" ({order.identifier})" if order.identifier else ""
-            said.append(f"{order.name}{word} on order for {now - order.placed_at:.0f} s")
+            why = f" ({order.waits_for})" if order.waits_for else ""
+            said.append(f"{order.name}{word} on order for {now - order.placed_at:.0f} s{why}")
         if self._retry_at is not None:
             wait = max(0.0, self._retry_at - now)
             said.append(f"no host of use came of the last order: {self._last_reason}; the next one in {wait:.0f} s")

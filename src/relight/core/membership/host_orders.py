@@ -17,6 +17,7 @@ class HostOrder:
     placed_at: float
     identifier: str = ""  # the cluster's word for it
     answered: bool = False  # the supplier has placed it
+    waits_for: str = ""  # in the cluster's words
     here: bool = False  # its host has joined
     idle_since: float | None = None  # it is not needed, and has held no rank since
 

@@ -56,6 +56,13 @@ class HostOrdered(_Event, frozen=True, kw_only=True):
     identifier: str = ""
 
 
+class HostWaits(_Event, frozen=True, kw_only=True):
+    """The host of an order has not come yet, for the reason that the cluster gives. Only people need to know it."""
+
+    order: str
+    reason: str
+
+
 class HostRefused(_Event, frozen=True, kw_only=True):
     """No host comes of an order, for the reason that the supplier gave."""
 
@@ -331,6 +338,7 @@ Event = (
     | HostDraining
     | HostFaulty
     | HostOrdered
+    | HostWaits
     | HostRefused
     | HostCancelled
     | ProcessStarted

@@ -38,7 +38,7 @@ class SlurmBackend:
             *("--controller", self._job.controller, "--name", order.order),
         )
         options = (
-            *("--parsable", f"--job-name={self._name(order.order)}", "--nodes=1", "--ntasks=1", "--exclusive"),
+            *("--parsable", f"--job-name={self.name(order.order)}", "--nodes=1", "--ntasks=1", "--exclusive"),
             *("--no-requeue", f"--output={self._job.run_dir}/logs/{order.order}.out"),
             *(f"{flag}={value}" for variable, flag in _SAME if (value := self._environment.get(variable))),
             *([f"--exclude={','.join(order.exclude)}"] if order.exclude else []),
@@ -49,12 +49,27 @@ class SlurmBackend:
 
     def cancel(self, order: CancelHost) -> Call:
         """Return the `scancel` of an order, by its name if its number is not known."""
-        which = order.identifier.partition(";")[0] or f"--name={self._name(order.order)}"
+        which = order.identifier.partition(";")[0] or f"--name={self.name(order.order)}"
         return Call(("scancel", which), self._not_ours)
 
-    def _name(self, order: str) -> str:
+    def look(self, orders: Collection[str]) -> Call:
+        """Return the `squeue` that says what becomes of these orders, also of those whose jobs ended lately."""
+        names = ",".join(self.name(order) for order in sorted(orders))
+        return Call(("squeue", "--noheader", "--states=all", "--format=%j|%T|%r|%i", f"--name={names}"), self._not_ours)
+
+    def name(self, order: str) -> str:
         """Say whose it is: relight's name for the job, the job of Slurm that it is for, and the order."""
         return "-".join(filter(None, ("relight", self._job.name, self._slurm_job, order)))
+
+
+def read_jobs(output: str) -> dict[str, tuple[str, str, str]]:
+    """Return state, reason and number of the newest job of each name."""
+    found = dict[str, tuple[str, str, str]]()
+    for line in output.splitlines():
+        name, state, reason, number = ([part.strip() for part in line.split("|")] + ["", "", ""])[:4]
+        if number.isdecimal() and (name not in found or int(number) > int(found[name][2])):
+            found[name] = (state, reason, number)
+    return found
 
 
 def ask_for_draining(machines: Collection[str], environment: Mapping[str, str]) -> Call:

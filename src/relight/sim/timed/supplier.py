@@ -76,6 +76,8 @@ class Supplier:
             self._job.feed(ev.HostRefused(order=name, reason="a word of the cluster", uncertain=fate == "hangs"))
         else:
             self._job.feed(ev.HostOrdered(order=name, identifier=f"id of {name}"))
+            if fate in ("late", "never"):
+                self._job.feed(ev.HostWaits(order=name, reason="a quota"))
 
     def confirms(self, name: str) -> None:
         """Tell the controller that an order is cancelled."""
