@@ -24,7 +24,7 @@ class Worker:
 
 
 def words(error: BaseException) -> str:
-    """What the refusal says to do."""
+    """Return what the refusal says to do."""
     found = re.search(r"Instead of .* in the driver", str(error).replace("\n", " "))
     return found.group(0) if found else str(error)
 
