@@ -50,6 +50,16 @@ def test_a_job_that_was_ended_is_started_again(bench: Bench, tmp_path: Path, arg
     assert sorted(path.name for path in root.iterdir()) == [place_of(root, v).name for v in (4, 8)]
 
 
+def test_a_rank_without_memory_for_a_copy_trains_on(bench: Bench, tmp_path: Path) -> None:
+    """Neither the checkpoint in the middle nor the last one can be written, and no other rank waits for them."""
+    training = Training(ranks=2, steps=7, program="short_of_memory.py", arguments=("--checkpoint", str(tmp_path / "c")))
+    outcome = bench.run(training, standbys=0)
+    assert (outcome.status, outcome.report.error) == (0, ""), outcome.describe()
+    assert "no checkpoint can be written: " in outcome.stderr, outcome.describe()
+    assert not outcome.report.failures, outcome.describe()
+    assert published(tmp_path / "c") == []
+
+
 @pytest.mark.all
 @pytest.mark.parametrize("arguments", [(), RICH], ids=["plain", "rich"])
 def test_every_replica_is_lost_and_the_job_goes_back_to_its_checkpoint(

@@ -96,12 +96,13 @@ class CheckpointWriter:
         private = self._runtime.page.read_private(version)
         try:
             copy = self.copy(version) if self.writes_part else None
-        except CheckpointError as error:
+        except (CheckpointError, RuntimeError, MemoryError) as error:  # too little memory, mostly
             self._runtime.notices.say("no checkpoints", f"no checkpoint can be written: {error}. Training goes on")
-            return
+            self._left_out.put((version, self.history))
+            self.version, private, copy = -1, None, None
         self._given_up = given_up = threading.Event()
         rank, history = self._runtime.rank, self.history
-        meta = self.describe(version) if rank == 0 else None
+        meta = self.describe(version) if rank == 0 and self.version == version else None
 
         def write() -> None:
             try:
@@ -117,7 +118,7 @@ class CheckpointWriter:
                     self.publish(schedule, meta, history)
                 else:
                     self.version = -1
-            except (OSError, CheckpointError) as error:  # a full disk, mostly
+            except (OSError, CheckpointError, RuntimeError, MemoryError) as error:  # a full disk, mostly
                 text = f"no checkpoint of step {version} in {schedule.root}: {error}. Training goes on"
                 self._runtime.notices.say(text, text)
 
