@@ -14,8 +14,8 @@ from typing import Protocol
 
 from relight.agent.processes.readings.page import Page, Pages
 from relight.agent.processes.readings.probes import MemoryKills, Probe
-from relight.agent.processes.shared_memory import remove_names_of
 from relight.agent.processes.template import Template
+from relight.device.leftovers import remove_names_of
 from relight.wire.settings import JobSettings
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "relight.training.bootstrap")

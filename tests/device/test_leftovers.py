@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from relight.agent.processes.shared_memory import remove_names_of
+from relight.device.leftovers import remove_names_of
 
 
 def test_names_of_this_process_alone_are_removed(tmp_path: Path) -> None:
