@@ -104,7 +104,8 @@ class Publishing:
         if not (self._every or self._requested) or self._runtime.is_standby:
             return
         if self._runtime.rank != 0:
-            self._lend()
+            with self._reporting():
+                self._lend()
             return
         with self._reporting():
             publisher = self._open()
@@ -298,7 +299,7 @@ class Publishing:
         except PlaceTakenError as error:
             if self._taken.lasts(time.monotonic()):
                 self._reporter.say(str(error))
-        except (RelightError, OSError) as error:
+        except (RelightError, OSError, RuntimeError, MemoryError) as error:  # the last two: of torch, without memory
             self._reporter.say(str(error))
 
 
