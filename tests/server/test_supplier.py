@@ -11,8 +11,9 @@ import psutil
 import pytest
 
 from relight.core.protocol.commands import CancelHost, OrderHost
-from relight.core.protocol.events import HostCancelled, HostOrdered, HostRefused, HostWaits
+from relight.core.protocol.events import HostCancelled, HostDraining, HostOrdered, HostRefused, HostWaits
 from relight.server.supply.backend import CommandBackend, Job, read_identifier
+from relight.server.supply.drain_watch import DrainWatch
 from relight.server.supply.order_watch import OrderWatch
 from relight.server.supply.slurm import SlurmBackend, read_draining
 from relight.server.supply.supplier import Supplier
@@ -205,6 +206,21 @@ def test_slurm_says_why_no_host_has_come(
     assert reasons == ([f"Slurm's job 17 {reported}"] if reported else [])
     for answer in said:
         assert desk.tell(answer), "it is told"
+
+
+def test_a_slurm_that_does_not_answer_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asked again: nodes that it drains then are left. By a program of sinfo's name."""
+    sinfo = tmp_path / "sinfo"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    desk = a_job()
+    said, fed = list[str](), list[HostDraining]()
+    watch = DrainWatch(desk.controller, fed.append, said.append)
+    for script in ("echo no route to slurmctld >&2; exit 1",) * 2 + ("echo 'node-1|draining|fan'",) * 2:
+        sinfo.write_text(f"#!/bin/sh\n{script}\n")
+        sinfo.chmod(0o755)
+        asyncio.run(watch.look())
+    assert said == ["nodes that Slurm drains are not noticed now: no route to slurmctld"]
+    assert fed == [HostDraining(agent="node-1", reason="Slurm drains node-1: fan")]
 
 
 def test_nodes_that_slurm_drains_are_found() -> None:

@@ -25,21 +25,25 @@ class DrainWatch:
         self._asked: set[tuple[str, int]] = set()  # agents, each with the number of hosts at that time
 
     async def run(self) -> None:
-        """Look until cancelled. While Slurm does not answer, nothing is drained, and that is said once."""
+        """Look until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            hosts = self._core.job.hosts
-            agents = {hosts.machine(agent): agent for agent in hosts.in_order()}
-            try:
-                output = await run_command(ask_for_draining(agents, os.environ), COMMAND_SECONDS)
-            except Failed as failure:
-                if str(failure) != self._failed:
-                    self._failed = str(failure)
-                    self._say(f"nodes that Slurm drains are not noticed now: {failure}")
-                continue
-            self._failed = ""
-            for machine, reason in sorted(read_draining(output).items()):
-                self._leave(agents.get(machine, ""), f"Slurm drains {machine}: {reason}")
+            await self.look()
+
+    async def look(self) -> None:
+        """Ask once. While Slurm does not answer, nothing is drained, and that is said once."""
+        hosts = self._core.job.hosts
+        agents = {hosts.machine(agent): agent for agent in hosts.in_order()}
+        try:
+            output = await run_command(ask_for_draining(agents, os.environ), COMMAND_SECONDS)
+        except Failed as failure:
+            if str(failure) != self._failed:
+                self._failed = str(failure)
+                self._say(f"nodes that Slurm drains are not noticed now: {failure}")
+            return
+        self._failed = ""
+        for machine, reason in sorted(read_draining(output).items()):
+            self._leave(agents.get(machine, ""), f"Slurm drains {machine}: {reason}")
 
     def _leave(self, agent: str, reason: str) -> None:
         hosts = self._core.job.hosts
