@@ -163,3 +163,18 @@ def test_a_supplier_that_hangs_holds_nothing_up(cluster: Cluster, reference: Out
     assert words in cluster.messages(), outcome.describe()
     sleeping = [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "1000"]]
     assert not sleeping
+
+
+def test_a_machine_that_was_lost_twice_and_is_given_again(cluster: Cluster, reference: Outcome) -> None:
+    """It is named in the order as one to exclude. It may help out, and another host is ordered beside it."""
+    order = f"RELIGHT_MACHINE=rack-7 {cluster.ordering(1)}"
+    begin(cluster, "--supplier", order, variables={n: {"RELIGHT_MACHINE": f"rack-{7 * n}"} for n in (0, 1)})
+    for number in (1, 2):
+        cluster.lose(1)
+        cluster.wait_until(lambda n=number: f'"ordered-{n}"' in cluster.journal(), "it is lost")  # type: ignore[misc]
+        cluster.heal(1)
+        cluster.wait_until(lambda n=number: f"ordered-{n} joined" in cluster.messages(), "it is given")  # type: ignore[misc]
+    words = "no host of use came of ordered-2: rack-7 came, which was lost twice in this job; another one is placed in"
+    cluster.wait_until(lambda: words in cluster.messages(), "it is said")
+    outcome = finish(cluster, reference)
+    assert any("rack-7 came, which was lost twice" in text for text in outcome.report.notices), outcome.describe()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import pytest
 
 from relight.launch.private_dir import ABANDONED_SECONDS, make_private_dir, remove_abandoned
 from relight.wire.settings import JobSettings
+from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, plain_environment
 
 LAUNCHER = """
 import signal
@@ -55,6 +57,39 @@ def test_what_a_killed_launcher_left_goes_with_the_next_start(parent: Path, monk
     monkeypatch.setattr("tempfile.tempdir", str(parent))
     own = make_private_dir(JobSettings(job="test", script="train.py"), bytes(32))
     assert list(parent.iterdir()) == [own]
+
+
+def test_an_agent_that_joins_a_job_removes_it_as_well(parent: Path, tmp_path: Path) -> None:
+    launcher, private_dir = start(parent)
+    launcher.kill()
+    launcher.wait()
+    token, hold, errors = tmp_path / "token", tmp_path / "go", tmp_path / "err"
+    token.write_text("a secret of this test's hosts")
+    token.chmod(0o600)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    relight, shared = (sys.executable, "-m", "relight"), ("--token-file", str(token))
+    run = ("run", "--rdzv-endpoint", endpoint, "--run-dir", str(tmp_path / "run"), "--standby", "0", "--oversubscribe")
+    program = (str(PROGRAMS / "train.py"), "--steps", "6", "--hold-at", "3", "--hold", str(hold))
+    with errors.open("wb") as out:
+        job = subprocess.Popen((*relight, *run, *shared, *program), stderr=out, env=plain_environment())
+    join = ("agent", "--controller", endpoint, "--name", "spare", *shared)
+    agent = subprocess.Popen((*relight, *join), env={**plain_environment(), "TMPDIR": str(parent)})
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while "spare joined" not in errors.read_text():
+            assert job.poll() is None, errors.read_text()
+            assert time.monotonic() < deadline, errors.read_text()
+            time.sleep(0.05)
+        assert not private_dir.exists()
+        hold.touch()
+        assert (job.wait(DEADLINE_SECONDS), agent.wait(DEADLINE_SECONDS)) == (0, 0), errors.read_text()
+        assert not list(parent.iterdir())
+    finally:
+        for process in (job, agent):
+            process.kill()
+            process.wait()
 
 
 def test_a_new_directory_is_left_alone(parent: Path) -> None:
