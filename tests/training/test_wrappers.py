@@ -116,6 +116,11 @@ def test_an_optimizer_with_state_of_its_own_is_tracked_itself(inner: SGD) -> Non
     assert not is_container(lookahead)
 
 
+def test_an_optimizer_that_names_itself_is_no_wrapper(inner: SGD) -> None:
+    inner.optimizer = inner  # type: ignore[attr-defined]
+    assert unwrapped_optimizers({"opt": inner}) == {"opt": inner}
+
+
 def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> None:
     written: list[str] = []
     watch = WriteWatch(

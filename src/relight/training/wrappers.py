@@ -34,7 +34,8 @@ def _inside_optimizer(name: str, given: Any) -> Iterator[tuple[str, Any]]:
             yield from _inside_optimizer(f"{name}.{number}", optimizer)
         return
     inner = getattr(given, "optimizer", None)
-    if isinstance(inner, Optimizer) and _shares(given, inner, "state") and _shares(given, inner, "param_groups"):
+    is_other = isinstance(inner, Optimizer) and inner is not given
+    if is_other and _shares(given, inner, "state") and _shares(given, inner, "param_groups"):
         yield from _inside_optimizer(name, inner)
     else:
         yield name, given
