@@ -123,6 +123,9 @@ def main() -> None:
                 optimizer.param_groups[0]["lr"] = 0.5
             if how == "scheduler_between" and scheduler is not None:
                 scheduler.step()
+    if how == "closed_output":  # as loggers do that put a file in their place
+        sys.stderr.close()
+        sys.stdout.close()
     if how == "exception_after" and job.rank == options.rank:
         raise_from_the_depths(job.rank, options.steps)
 

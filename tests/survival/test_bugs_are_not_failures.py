@@ -45,6 +45,11 @@ def test_the_same_exception_twice_is_a_bug(bench: Bench) -> None:
     assert sum(path.read_text().count("ValueError: sample 17") for path in log) == 2, outcome.describe()
 
 
+def test_a_script_may_close_its_output(bench: Bench) -> None:
+    outcome = bench.run(broken("closed_output", ranks=2, steps=2))
+    assert (outcome.status, outcome.report.error, outcome.report.failures) == (0, "", ()), outcome.describe()
+
+
 @pytest.mark.all
 def test_an_exception_between_steps_is_not_repeated(bench: Bench) -> None:
     """The replacement begins with the step behind it."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.errors import MissingInterfaceError
 from relight.training.ending import end_with, leave, report_end
+from relight.training.output import tell
 from relight.training.process.leftovers import keep_together
 from relight.training.process.stacks import answer_for_stacks
 from relight.wire.settings import JobSettings, read_settings
@@ -90,7 +91,7 @@ def main() -> None:
             report_end(_joined())
         raise
     except MissingInterfaceError as error:
-        print(f"relight: {error}", file=sys.stderr)
+        tell(f"relight: {error}")
         leave(1)
     except BaseException as error:
         end_with(_joined(), error)

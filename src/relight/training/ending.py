@@ -17,6 +17,7 @@ from relight.core.protocol.events import WorkerFailed, WorkerReleased
 from relight.core.worker.events import ScriptFailed
 from relight.core.worker.states import State
 from relight.errors import RelightError, UsageError
+from relight.training.output import flush, tell
 from relight.training.process.holdings import Lifecycle
 from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
 from relight.training.script_files import is_script_file
@@ -49,8 +50,7 @@ def report_end(runtime: "Runtime | None") -> None:
 def leave(status: int) -> NoReturn:
     """End at once: gloo's and DDP's destructors may wait for dead peers."""
     end_children()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     os._exit(status)
 
 
@@ -102,9 +102,9 @@ def _report(runtime: "Runtime | None", error: BaseException, *, stands: bool) ->
     trace = "".join(traceback.format_exception(error, chain=True))
     trace = _without_our_frames(trace, mistake=isinstance(error, UsageError))
     for line in trace.splitlines():
-        print(FILE_ONLY + line, file=sys.stderr, flush=True)
+        tell(FILE_ONLY + line)
     if runtime is None:
-        print(trace, file=sys.stderr, flush=True)
+        tell(trace)
         return
     runtime.link.send(
         WorkerFailed(

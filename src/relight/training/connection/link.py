@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -12,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from relight.errors import ProtocolError
+from relight.training.output import tell
 from relight.wire.connection.framing import decode, encode_frame, make_decoder
 from relight.wire.connection.streams import receive_payload
 from relight.wire.messages import WorkerDown, WorkerHello
@@ -82,7 +82,7 @@ class AgentLink:
                     self._contained(self._listener.receive, decode(self._decoder, payload))
                     continue
             except (OSError, ProtocolError) as error:
-                print(f"relight: connection to the agent: {error}", file=sys.stderr)
+                tell(f"relight: connection to the agent: {error}")
             if self._closing:
                 return
             self._reconnect()
@@ -93,7 +93,7 @@ class AgentLink:
         try:
             call(*arguments)
         except Exception:
-            print(f"relight: on the link's thread:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            tell(f"relight: on the link's thread:\n{traceback.format_exc()}")
 
     def _reconnect(self) -> None:
         deadline = time.monotonic() + self._patience_seconds
@@ -104,7 +104,7 @@ class AgentLink:
                 time.sleep(_RETRY_SECONDS)
                 continue
             return
-        print(f"relight: no agent for {self._patience_seconds:g} s; this worker ends", file=sys.stderr)
+        tell(f"relight: no agent for {self._patience_seconds:g} s; this worker ends")
         os._exit(70)
 
     def _adopt(self, connection: socket.socket) -> None:

@@ -6,7 +6,6 @@ a recovery does to the state is done there, by the thread that owns it.
 """
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from relight.training.collectives.groups import Ranks
 from relight.training.connection.link import AgentLink
 from relight.training.connection.page import PositionPage
 from relight.training.connection.store import StoreClient
+from relight.training.output import flush
 from relight.training.process.controller.notices import Notices
 from relight.training.process.controller.orders import Orders
 from relight.training.process.controller.reports import Reports
@@ -218,8 +218,7 @@ class Runtime:
 
     def leave(self) -> NoReturn:
         """Asked to, between two steps: another process takes this rank, and finds its private state beside the page."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         os._exit(0)
 
     def _flip(self, action: Action) -> None:
