@@ -84,7 +84,7 @@ def test_the_quick_start(nodes: Nodes, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    assert done.stdout.splitlines()[-1] == f"0 {tmp_path}/run 20", done.stdout
+    assert f"0 {tmp_path}/run 20" in done.stdout.splitlines(), done.stdout  # among what Ray shows
 
 
 def test_a_worker_of_ray_train_is_told_what_to_do_instead(nodes: Nodes, tmp_path: Path) -> None:
