@@ -47,7 +47,7 @@ class Model(Protocol):
 
 def request(place: str | Path, *, version: int) -> list[tuple[str, torch.Tensor]]:
     """Return the named tensors to send: `place` is the run directory of the training job."""
-    return [(f"{_PREFIX}{Path(place).resolve()}", torch.tensor(version))]
+    return [(f"{_PREFIX}{Path(place).resolve()}", torch.tensor(version, device="cpu"))]
 
 
 def load_weights(model: Model, named_tensors: Sequence[tuple[str, torch.Tensor]]) -> None:

@@ -125,7 +125,7 @@ class RelightCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         for number, (chunk, is_last) in enumerate(_chunks(weights, self._bucket_size)):
             if under_way is not None:
                 await under_way
-            chunk[_CHUNK] = torch.tensor([step, number, int(is_last)])
+            chunk[_CHUNK] = torch.tensor([step, number, int(is_last)], device="cpu")
             version += 1
             # At once, and beside the next chunk's gathering, which leaves the event loop no time.
             under_way = loop.run_in_executor(None, self._publish, publisher, chunk, version)

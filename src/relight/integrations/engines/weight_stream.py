@@ -59,7 +59,7 @@ class _WeightStream(TensorReader):
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._given: queue.Queue[tuple[int, torch.Tensor]] = queue.Queue(1)
-        self._index, self._tensor = -1, torch.empty(0)  # that is being read
+        self._index, self._tensor = -1, torch.empty(0, device="cpu")  # that is being read
         self._stopped = ""
         super().__init__([])
 

@@ -86,4 +86,4 @@ def _room(spec: TensorSpec, old: torch.Tensor | None) -> torch.Tensor:
     """Host memory for one tensor: the old one if it fits."""
     if old is not None and spec_of(old) == spec:
         return old
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype))
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")

@@ -148,7 +148,7 @@ class CheckpointWriter:
         if len(set(flat.paths)) < len(flat.paths):
             raise CheckpointError("two tensors of the state have the same name; give them names of their own")
         if [(t.shape, t.dtype) for t in self._host] != [(t.shape, t.dtype) for t in flat.tensors]:
-            self._host = [torch.empty(t.shape, dtype=t.dtype) for t in flat.tensors]
+            self._host = [torch.empty(t.shape, dtype=t.dtype, device="cpu") for t in flat.tensors]
         for copy, tensor in zip(self._host, flat.tensors, strict=True):
             copy.copy_(tensor)
         part = files.Part(

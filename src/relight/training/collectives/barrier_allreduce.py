@@ -38,7 +38,7 @@ class BarrierAllReduce:
         if self._asked and self._local is not None and len(row) <= MAX_NUMBERS:
             return self._local.enter(row)
         tokens = [] if self._asked else self._tokens()
-        tensor = torch.tensor([*row, *tokens], dtype=torch.int64)
+        tensor = torch.tensor([*row, *tokens], dtype=torch.int64, device="cpu")
         work = allreduce(tensor)
 
         def wait() -> list[int]:

@@ -167,7 +167,7 @@ def empty_like(spec: TensorSpec) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise UsageError(f"unknown dtype {spec.dtype!r}")
-    return torch.empty(spec.shape, dtype=dtype)
+    return torch.empty(spec.shape, dtype=dtype, device="cpu")
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:

@@ -151,4 +151,4 @@ def _digest(sums: torch.Tensor) -> int:
 @functools.cache
 def _keys(device: torch.device) -> torch.Tensor:
     # Made on the stream of copies when it is first needed, and used on no other one.
-    return (torch.arange(1, _ROW_WORDS + 1) * _ODD * 2 + 1).to(device)
+    return (torch.arange(1, _ROW_WORDS + 1, device="cpu") * _ODD * 2 + 1).to(device)

@@ -50,12 +50,14 @@ class LentWeights(TensorReader):
                 # Not a view of one large tensor: each has a storage of its own size, as before.
                 flat = torch.frombuffer(self.memory.view, dtype=dtype, count=count, offset=offset)
                 # And not a view of `flat`, which would count as a user.
-                place = torch.empty(0, dtype=dtype).set_(flat.untyped_storage()).resize_(entry.shape)
+                place = torch.empty(0, dtype=dtype, device="cpu").set_(flat.untyped_storage()).resize_(entry.shape)
                 self._places[entry.name] = place
                 place.copy_(tensors[entry.name])
                 if entry.name in movable:
                     set_memory(tensors[entry.name], place)
-        super().__init__([self._places.get(entry.name, torch.empty(0)) for entry in self.manifest.entries])
+        super().__init__(
+            [self._places.get(entry.name, torch.empty(0, device="cpu")) for entry in self.manifest.entries]
+        )
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> str:
         """Copy, before an update, tensors that were given other memory since.

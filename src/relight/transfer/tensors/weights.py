@@ -276,7 +276,7 @@ def allocate(entry: Entry) -> torch.Tensor:
     """An uninitialized host tensor for this entry. Raises TransferError: no memory, or a type this torch lacks."""
     dtype = dtype_of(entry)
     try:
-        return torch.empty(entry.shape, dtype=dtype)
+        return torch.empty(entry.shape, dtype=dtype, device="cpu")
     except RuntimeError as error:
         raise TransferError(f"{entry.name}: no memory for {entry.nbytes} bytes") from error
 
@@ -307,7 +307,7 @@ def _scatter_and_digest(target: int, packed: memoryview, piece: Piece, digest: "
     places = torch.frombuffer(memory, dtype=torch.uint8).as_strided((runs, piece.run), (piece.stride, 1))
     values = torch.frombuffer(packed, dtype=torch.uint8).view(runs, piece.run)
     step = max(1, CHUNK_BYTES // piece.run)
-    arrived = torch.empty(min(step, runs), piece.run, dtype=torch.uint8)
+    arrived = torch.empty(min(step, runs), piece.run, dtype=torch.uint8, device="cpu")
     for first in range(0, runs, step):
         count = min(step, runs - first)
         places[first : first + count].copy_(values[first : first + count])

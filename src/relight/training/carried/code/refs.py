@@ -114,7 +114,7 @@ def is_added(name: str) -> bool:
 
 @functools.cache
 def _of_every_optimizer() -> frozenset[str]:
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.0)
+    optimizer = torch.optim.SGD([torch.zeros(1, device="cpu")], lr=0.0)
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     return frozenset(vars(optimizer))
 

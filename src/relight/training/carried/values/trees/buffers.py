@@ -152,7 +152,7 @@ def _owner_of(value: Any) -> Any:
         value = value.base
     if isinstance(value, torch.Tensor):
         storage = value.untyped_storage()
-        return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
     if not isinstance(value, np.ndarray) or not (value.flags.c_contiguous or value.flags.f_contiguous):
         return None
     return value.ravel(order="K").view(np.uint8)
