@@ -28,6 +28,7 @@ check: setup ## lint, format, types, import rules, sizes, pages made from code
 	$(BIN)/python docs/protocol_page.py --check
 	$(BIN)/python docs/cli_page.py --check
 	$(BIN)/python docs/messages_page.py --check
+	$(BIN)/python docs/refused_page.py --check
 
 format: setup ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix-only .

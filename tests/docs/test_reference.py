@@ -26,7 +26,7 @@ def read(*pages: str) -> str:
     return "\n".join((DOCS / page).read_text() for page in pages)
 
 
-@pytest.mark.parametrize("script", ["cli_page.py", "messages_page.py"])
+@pytest.mark.parametrize("script", ["cli_page.py", "messages_page.py", "refused_page.py"])
 def test_a_page_made_from_code_is_current(script: str) -> None:
     """If it is not: run the script without --check, and read the difference."""
     result = subprocess.run(

@@ -19,7 +19,11 @@ import pytest
 from tests.survival.harness import DEADLINE_SECONDS, ROOT, Job, Outcome, Training, plain_environment
 
 PROGRAMS = ROOT / "tests" / "integrations" / "user_scripts"
-NEEDS = {"trainers.py": "transformers", "accelerated.py": "accelerate", "modules.py": "lightning"}
+NEEDS = {
+    **dict.fromkeys(("trainers.py", "trainer_settings.py"), "transformers"),
+    **dict.fromkeys(("modules.py", "module_settings.py"), "lightning"),
+    "accelerated.py": "accelerate",
+}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 FAULTS = {
     "computing": ("kill rank 0 in BACKWARD of step 3", "kill rank 1 in OPTIMIZER of step 6"),
@@ -46,7 +50,7 @@ AS_ALONE = {
 ALONE_DIFFERS = {"trainers.py": ("glue", "workers")}
 REFUSED = {
     ("trainers.py", "iterable"): "the training data is an IterableDataset",
-    ("trainers.py", "curriculum_of_workers"): "of which the loader's workers have copies",
+    ("trainers.py", "curriculum_of_workers"): "with workers of the loader: the workers have copies of it",
     ("modules.py", "manual"): "gradients carried from step to step are lost with a failure",
 }
 SCRIPTS = [

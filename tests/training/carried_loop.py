@@ -51,8 +51,8 @@ class Step:
         """Stands before the last write of a step, where the barrier may stand."""
         if self.number >= EARLY_FROM and not (self.warmup or self.fails):
             carried = self.loop.carried
-            self.loop.kept_early[self.number + 1] = encode_tree(carried.capture(early=True), "private")
             self.looked = carried.look()
+            self.loop.kept_early[self.number + 1] = encode_tree(carried.capture(early=True), "private")
 
     def end(self) -> None:
         """Stands at the end of the block, where a failure may strike last."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from relight.errors import UsageError
 from relight.transfer.io.codec import decode_tree
 from tests.training.carried_loop import STEPS, Loop, run_script
 
@@ -71,3 +72,71 @@ def test_what_the_integration_keeps_is_left_to_it(tmp_path: Path) -> None:
 
 def test_objects_of_packages_are_not_looked_into() -> None:
     assert not Loop().carried.show("path", Path("/"), lambda _name, _value: False)
+
+
+LATE = """
+import copy
+import torch
+
+class Callback:
+    def __init__(self):
+        self.ema, self.step = None, 0
+    def on_step(self):
+        self.step += 1
+        if self.step == MADE:
+            self.ema = copy.deepcopy(model)
+        elif self.ema is not None:
+            CHANGES
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+hand_over(model, optimizer)
+def run():
+    steps.hidden = Callback()
+    steps.carried.show('callback', steps.hidden, lambda name, value: False)
+    for step in steps():
+        with step as value:
+            steps.hidden.on_step()
+            step.end()
+    return steps.hidden.step
+result = run()
+"""
+
+
+def late(made: int, changes: str) -> str:
+    return LATE.replace("MADE", str(made)).replace("CHANGES", changes)
+
+
+IN_PLACE = "[e.data.mul_(0.5) for e in self.ema.parameters()]"
+
+
+def test_a_module_that_a_first_step_makes_and_the_next_changes_ends_the_job(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"callback\.ema, a .*Linear that a step has made, changes from step to step"):
+        run_script(late(1, IN_PLACE), Loop(), tmp_path)
+
+
+@pytest.mark.parametrize("changes", ["pass", "self.ema = copy.deepcopy(model)"])
+def test_one_that_is_only_exchanged_does_not(changes: str, tmp_path: Path) -> None:
+    """The best model so far, say. A replacement has none, which is said, and its tensors are not sent by themselves."""
+    first = Loop(until=12)
+    assert run_script(late(1, changes), first, tmp_path) == first.until
+    assert any("callback.ema changes from step to step" in text for text in first.said)
+    second = Loop(until=12, begins_at=3, tree=decode_tree(first.kept[3]))
+    assert run_script(late(1, changes), second, tmp_path) == first.until
+
+
+def test_one_that_is_made_late_is_said_and_the_job_goes_on(tmp_path: Path) -> None:
+    first = Loop(until=20)
+    assert run_script(late(6, IN_PLACE), first, tmp_path) == first.until
+    second = Loop(until=20, begins_at=18, tree=decode_tree(first.kept[18]))
+    assert run_script(late(6, IN_PLACE), second, tmp_path) == first.until
+
+
+def test_a_name_that_is_found_at_the_barrier_was_not_changed_after_it(tmp_path: Path) -> None:
+    """A count that begins in a later step is seen in that step, at the barrier: it is no change after the write."""
+    made = "self.average, self.window, {0}self.librarys = Average(), deque(maxlen=3), {1}0"
+    script = SCRIPT.replace("SHOW", SHOW).replace(made.format("", ""), made.format("self.late, ", "0, "))
+    script = script.replace("self.window.append(value)", "self.window.append(value); self.late += len(self.window) > 2")
+    loop = Loop(until=12)
+    run_script(script.replace("step.end()", "step.write()"), loop, tmp_path)
+    assert sorted(loop.kept_early) == list(range(3, 13))

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState, PartialState
 from torch.utils.data import DataLoader, IterableDataset
 
-from relight.errors import UsageError
+from relight.integrations.trainers.refused import transformers as refused
 from relight.integrations.trainers.updates import UpdateSampler, grouped_loader
+
+_BY = "relight.integrations.accelerate"
 
 __all__ = ["UpdateSampler", "follow_rank", "update_loader"]
 
@@ -60,9 +62,6 @@ def update_loader(prepared: DataLoader[Any], accumulate: int, *, first: int = 0,
 def refuse_unfit(prepared: DataLoader[Any]) -> None:
     """Raise UsageError for a prepared DataLoader in which a replacement could not find its place."""
     if isinstance(prepared.dataset, IterableDataset) or prepared.batch_sampler is None:
-        raise UsageError(
-            "the training data is an IterableDataset: a replacement could not find its place in it by an index. Use a "
-            "dataset with __len__ and __getitem__"
-        )
+        raise refused.ITERABLE.error(_BY, "the training data is an IterableDataset")
     if "Dispatcher" in type(prepared).__name__:
-        raise UsageError("dispatch_batches=True sends batches from rank 0 to the others: set dispatch_batches=False")
+        raise refused.DISPATCHED.error(_BY)

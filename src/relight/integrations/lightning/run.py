@@ -20,8 +20,10 @@ from relight.errors import UsageError
 from relight.integrations.lightning.data import NoFetcher, updates, updates_done
 from relight.integrations.lightning.effects import Effects
 from relight.integrations.lightning.refusals import refuse_data
-from relight.integrations.lightning.state import Held, Progress, RankProgress, is_lightnings, is_own
+from relight.integrations.lightning.state import Progress, RankProgress, is_lightnings, is_own
 from relight.integrations.lightning.values import is_plain
+from relight.integrations.trainers.held import HeldScheduler, modules_held
+from relight.integrations.trainers.refused import lightning as refused
 
 _ENDLESS = 2**40  # steps: neither epochs nor steps are limited
 _LATE_HOOKS = (  # called in few steps: what they do to weights, no earlier step has shown
@@ -39,6 +41,8 @@ def fit(strategy: Any, trainer: Any) -> None:
     if loop.skip:
         return
     refuse_data(trainer)
+    if trainer.enable_validation:
+        loop.epoch_loop.val_loop.setup_data()  # it calls collectives, once: a replacement would call them alone later
     loop.reset()
     loop.on_run_start()
     strategy.run = run = FitRun(strategy, trainer)
@@ -89,9 +93,12 @@ class FitRun:
         )
         optimizers = strategy.optimizers
         self._schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
-        schedulers = [Held(each) if isinstance(each, ReduceLROnPlateau) else each for each in self._schedulers]
+        schedulers = [HeldScheduler(each) if isinstance(each, ReduceLROnPlateau) else each for each in self._schedulers]
+        averages = _averages(trainer)
+        callbacks = {f"callback_{number}": each for number, each in enumerate(_own_callbacks(trainer))}
+        held, own_averages = modules_held(callbacks, (strategy.model, *averages.values()))
         self.training = relight.Training(
-            model=strategy.model,
+            model={"model": strategy.model, **held} if held else strategy.model,
             optimizer=_named("optimizer", optimizers),
             data=data,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
@@ -99,7 +106,8 @@ class FitRun:
             per_rank={"trainer": rank_progress, **_named("callback", _own_callbacks(trainer))},
             progress=self.progress,
             **_named("scheduler", schedulers),
-            **_averages(trainer),
+            **averages,
+            **own_averages,
         )
 
     @property
@@ -173,10 +181,7 @@ class FitRun:
         before = self._scheduled()
         self._finish_batch(self._pending.get(number, ({}, None, self._epoch.batch_idx)))
         if self._scheduled() != before:
-            raise UsageError(
-                "a hook that follows the optimizer step calls scheduler.step(), which relight takes for the write of "
-                "the next step: call it at the end of training_step (`if self.trainer.is_last_batch: scheduler.step()`)"
-            )
+            raise refused.LATE_SCHEDULE.error(refused.BY)
         self._pending = {number: self._pending[number]} if number in self._pending else {}
 
     def _scheduled(self) -> list[int]:
@@ -193,10 +198,8 @@ class FitRun:
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         if self._carries_pending and not is_plain(batch):
-            raise UsageError(
-                f"a hook on_train_batch_end of this script is given the batch, a {type(batch).__qualname__}, which "
-                "relight cannot keep for a replacement: let the data give tensors, or lists, tuples or dicts of these"
-            )
+            kind = type(batch).__qualname__
+            raise refused.BATCH.error(refused.BY, f"a hook on_train_batch_end of this script is given a {kind}")
         if not quiet:
             epoch.val_loop.restarting = False
             self._fetcher.done = epoch.batch_progress.is_last_batch = batch_idx + 1 >= self._fit.max_batches
@@ -205,10 +208,7 @@ class FitRun:
         if not quiet:
             call._call_callback_hooks(trainer, "on_train_batch_start", batch, batch_idx)
             if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
-                raise UsageError(
-                    "on_train_batch_start returned -1 to skip the rest of the epoch: the steps of an epoch are laid "
-                    "out beforehand here. Set trainer.should_stop, or limit_train_batches"
-                )
+                raise refused.SKIPPED.error(refused.BY)
             call._call_strategy_hook(trainer, "on_train_batch_start", batch, batch_idx)
         epoch.batch_progress.increment_started()
         self._pending[self._number] = ({}, batch, batch_idx)
@@ -283,10 +283,8 @@ class FitRun:
         if pending is None:
             return None
         if not is_plain(pending[0]):
-            raise UsageError(
-                "a hook on_train_batch_end of this script is given what training_step returns, which relight cannot "
-                "keep for a replacement: return a tensor, or a dict of tensors and numbers"
-            )
+            kind = type(pending[0]).__qualname__
+            raise refused.BATCH.error(refused.BY, f"a hook on_train_batch_end is given a {kind} of training_step")
         return [self._number, *pending]
 
     def _take_pending(self, kept: Any) -> None:

@@ -99,22 +99,6 @@ def _load_loop(loop: _Loop, state: dict[str, Any]) -> None:
             vars(loop)[name] = value
 
 
-class Held:
-    """A scheduler that follows a metric: it steps after a validation, which is not the write of a step."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return that of the scheduler."""
-        state: dict[str, Any] = self._scheduler.state_dict()
-        return state
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Pass it on to the scheduler."""
-        self._scheduler.load_state_dict(saved)
-
-
 class RankProgress:
     """Logged values, callbacks, what `on_train_batch_end` is given next, and what is kept back from loggers and disk.
 
@@ -139,17 +123,23 @@ class RankProgress:
         self._pending = pending
         self._take_pending = take_pending
         self._dataset = reader.shown if reader is not None else None
+        self._left: set[int] = set()  # callbacks whose attributes relight keeps, by `id`
 
     def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
-        """Keep relight from what this object keeps, where the Trainer is of a class of the script's own.
+        """Leave to relight what callbacks of the script's own classes hold, but for those that say what their state is.
 
-        `expect_writes` announces code that may exchange weights, and runs in few steps.
+        Keep it from what this object keeps, where the Trainer is of a class of the script's own. `expect_writes`
+        announces code that may exchange weights, and runs in few steps.
         """
         self.expect_writes = expect_writes
         librarys = names_in(type(self._trainer), ("lightning.",))
         librarys.add("_last_val_time")  # set by a loop: a time of this process
         show("train_dataset", self._dataset, lambda _name, _value: False)
         show("trainer", self._trainer, lambda name, _value: name in librarys)
+        for number, callback in enumerate(self._trainer.callbacks):
+            says_itself = not is_own(callback) or not is_lightnings(callback, "state_dict")
+            if not says_itself and show(f"callbacks[{number}]", callback, lambda _name, _value: False):
+                self._left.add(id(callback))
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies."""
@@ -160,7 +150,7 @@ class RankProgress:
             "logged": {name: copied(getattr(connector, name)) for name in _LOGGED},
             "place": [connector._first_loop_iter, connector._current_fx],
             "should_stop": trainer.should_stop,
-            "callbacks": [_callback_state(each) for each in trainer.callbacks],
+            "callbacks": [{} if id(each) in self._left else _callback_state(each) for each in trainer.callbacks],
             "effects": self._effects.state_dict(),
             "pending": copied(self._pending()),
         }

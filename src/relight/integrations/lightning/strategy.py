@@ -10,13 +10,15 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import ClusterEnvironment
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies import DDPStrategy as FabricDDPStrategy
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_only
 from torch.optim import LBFGS
 
 import relight
-from relight.errors import UsageError
+from relight.integrations.trainers.refused import lightning as refused
+from relight.integrations.trainers.second import comes_again
 
 __all__ = ["FabricRelightStrategy", "RelightStrategy", "register"]
 
@@ -33,17 +35,12 @@ def _join() -> relight.Job:
     if _job is not None:
         return _job
     if lightning.__version__ != VERSION:
-        raise UsageError(
-            f'strategy="relight" is written for lightning {VERSION}, and {lightning.__version__} is installed: '
-            "pip install 'relight[lightning]'"
-        )
+        found = f"it is written for lightning {VERSION}, and {lightning.__version__} is installed"
+        raise refused.OTHER_VERSION.error(refused.BY, found)
     if others := [name for name in _OTHERS if name in sys.modules]:
-        raise UsageError(f'two integrations in one process: strategy="relight" and {others[0]}. Use one of them')
+        raise refused.TWO.error(refused.BY, f"two integrations in one process, this one and {others[0]}")
     if dist.is_initialized():
-        raise UsageError(
-            'torch.distributed is initialized already: leave out relight.init(). strategy="relight" joins the job, and '
-            "the Job is trainer.strategy.job"
-        )
+        raise refused.TWO.error(refused.BY, "torch.distributed is initialized already")
     _job = relight.init()
     return _job
 
@@ -89,11 +86,8 @@ class JobEnvironment(ClusterEnvironment):
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Raise UsageError unless this is the number of ranks."""
         if num_devices * num_nodes != self._job.world_size:
-            raise UsageError(
-                f"Lightning was given devices={num_devices} and num_nodes={num_nodes}, which are "
-                f"{num_devices * num_nodes} processes, and the job has {self._job.world_size} ranks: make "
-                "`relight run --nproc-per-node` and devices equal"
-            )
+            given = f"devices={num_devices} and num_nodes={num_nodes}, with {self._job.world_size} ranks in the job"
+            raise refused.DEVICES.error(refused.BY, given)
 
 
 class _InJob:
@@ -106,9 +100,9 @@ class _InJob:
         if self.job is not None:
             for name in ("cluster_environment", "model_averaging_period"):
                 if arguments.get(name) is not None:
-                    raise UsageError(f'strategy="relight" takes no {name}')
+                    raise refused.OF_DDP.error(refused.BY, name)
             if arguments.get("start_method", "popen") != "popen":
-                raise UsageError('strategy="relight" starts no processes: leave out start_method')
+                raise refused.OF_DDP.error(refused.BY, "start_method")
             arguments["cluster_environment"] = JobEnvironment(self.job)
         super().__init__(**arguments)
         if self.job is not None:
@@ -173,12 +167,9 @@ class RelightStrategy(_InJob, DDPStrategy):
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers as DDPStrategy does, and put steps of relight in place of the loop of epochs."""
         if self.job is not None and trainer.state.fn == TrainerFn.FITTING:
-            if self._has_fitted:
-                raise UsageError(
-                    "trainer.fit() is called a second time in one process, and relight protects one loop of steps: "
-                    "give the first call more epochs (max_epochs), or train twice with two jobs, the second from a "
-                    "checkpoint (ckpt_path)"
-                )
+            where = "it has trained before" if self._has_fitted else comes_again("fit", Trainer)
+            if where is not None:
+                raise refused.SECOND.error(refused.BY, f"{refused.SECOND.setting} ({where})")
             from relight.integrations.lightning.refusals import refuse_unsupported
             from relight.integrations.lightning.run import fit
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from relight.errors import UsageError
+from relight.integrations.trainers.refused.table import LATE_CHANGE
 
 __all__ = ["Reader", "UpdateSampler", "grouped_loader"]
 
@@ -242,9 +242,9 @@ class Reader:
         yield
         changed = [name for name, value in before.items() if self._numbers().get(name) != value]
         if changed:
-            raise UsageError(
-                f"a hook changed {', '.join(changed)} of the training data, of which the loader's workers "
-                "have copies: read it without workers (num_workers=0, dataloader_num_workers=0)"
+            raise LATE_CHANGE.error(
+                "relight.integrations",
+                f"a hook changed {', '.join(changed)} of the training data, with workers of the loader",
             )
 
     def _numbers(self) -> dict[str, Any]:

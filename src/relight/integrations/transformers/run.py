@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 from transformers.optimization import GreedyLR
 
 import relight
-from relight.errors import UsageError
 from relight.integrations.accelerate import follow_rank
+from relight.integrations.trainers.held import HeldScheduler, modules_held
+from relight.integrations.trainers.refused import transformers as refused
 from relight.integrations.trainers.updates import Reader
 from relight.integrations.transformers.logs import Logs
 from relight.integrations.transformers.state import Progress, RankProgress
@@ -55,15 +56,19 @@ class TrainerRun:
         self.progress = Progress(trainer, updates.batch_sampler)
         scaler = getattr(trainer.accelerator, "scaler", None)
         self._rank_progress = RankProgress(trainer, self.logs, reader.shown)
+        held, averages = modules_held(_holders_of(trainer), (model, trainer.model))
+        scheduler = trainer.lr_scheduler
+        self._follows_metric = isinstance(scheduler, (ReduceLROnPlateau, GreedyLR))
         self.training = relight.Training(
-            model=model,
+            model={"model": model, **held} if held else model,
             optimizer=_optimizers_of(trainer),
-            scheduler=trainer.lr_scheduler,
+            scheduler=HeldScheduler(scheduler) if self._follows_metric else scheduler,
             scaler=scaler,
             data=reader.places(updates),
             seed=trainer.args.seed,
             progress=self.progress,
             per_rank={"trainer": self._rank_progress},
+            **averages,
         )
 
     @property
@@ -125,10 +130,7 @@ class TrainerRun:
             self._rank_progress.expect_writes()  # averages that are exchanged for weights in an evaluation, say
         self._log_save_evaluate(number)
         if trainer.control.should_epoch_stop and not trainer.control.should_training_stop:
-            raise UsageError(
-                "a callback set control.should_epoch_stop: the steps of an epoch are laid out beforehand here. Set "
-                "should_training_stop, or make the epoch shorter"
-            )
+            raise refused.EPOCH_STOP.error(refused.BY)
         if is_epoch_over or trainer.control.should_training_stop:
             self._call("on_epoch_end")
             self._log_save_evaluate(number)
@@ -160,11 +162,12 @@ class TrainerRun:
         micro_batches, items = trainer.get_batch_samples(iter(micro_batches), len(micro_batches), trainer.args.device)
         trainer.current_gradient_accumulation_steps = len(micro_batches)
         model.zero_grad()
+        syncs_each = trainer.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
         for number, inputs in enumerate(micro_batches):
             is_last = number == len(micro_batches) - 1
             trainer.accelerator.gradient_state._set_sync_gradients(is_last)
             skip_sync = functools.partial(trainer.accelerator.no_sync, model=model)
-            with contextlib.nullcontext() if is_last else skip_sync():
+            with contextlib.nullcontext() if is_last or syncs_each else skip_sync():
                 self._add_loss(trainer.training_step(model, inputs, items))
             trainer.current_flos += float(trainer.floating_point_ops(inputs))
             trainer._track_num_input_tokens(inputs)
@@ -179,8 +182,7 @@ class TrainerRun:
         if not quiet:
             self._call("on_optimizer_step")
         self.progress.learning_rate = trainer._get_learning_rate()
-        follows_metric = isinstance(trainer.lr_scheduler, (ReduceLROnPlateau, GreedyLR))
-        if not trainer.accelerator.optimizer_step_was_skipped and not follows_metric:
+        if not trainer.accelerator.optimizer_step_was_skipped and not self._follows_metric:
             trainer.lr_scheduler.step()
         model.zero_grad()
 
@@ -191,6 +193,12 @@ class TrainerRun:
             trainer._tr_loss = trainer._tr_loss + trainer._tr_loss / steps
         else:
             trainer._tr_loss = trainer._tr_loss + loss
+
+
+def _holders_of(trainer: Any) -> dict[str, Any]:
+    """The Trainer and its callbacks, of which a script's own may hold modules: a teacher, an average."""
+    callbacks = trainer.callback_handler.callbacks
+    return {"trainer": trainer, **{f"callback_{number}": each for number, each in enumerate(callbacks)}}
 
 
 def _optimizers_of(trainer: Any) -> dict[str, Any]:

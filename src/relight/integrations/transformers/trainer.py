@@ -12,8 +12,11 @@ from transformers.trainer_utils import TrainOutput
 from transformers.training_args import TrainingArguments
 
 import relight
-from relight.errors import UsageError
 from relight.integrations.accelerate import refuse_unfit
+from relight.integrations.trainers.refused import transformers as refused
+from relight.integrations.trainers.refused import trl
+from relight.integrations.trainers.refused.table import refuse
+from relight.integrations.trainers.second import comes_again
 from relight.integrations.trainers.updates import Reader, grouped_loader
 from relight.integrations.transformers.run import TrainerRun
 
@@ -21,10 +24,7 @@ __all__ = ["RelightMixin", "Seq2SeqTrainer", "Trainer", "TrainingArguments"]
 
 _IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
 if _IS_WORKER and dist.is_initialized():
-    raise UsageError(
-        "relight.integrations.transformers joins the job when it is imported, and torch.distributed is initialized "
-        "already: leave out relight.init()"
-    )
+    raise refused.INITIALIZED.error(refused.BY)
 _job = relight.init() if _IS_WORKER else None
 _KNOWN_OF_TRL = {("trainer", "SFTTrainer")}
 _CHANGES_A_MODEL = {"BEMACallback", "SyncRefModelCallback"}  # of TRL
@@ -34,6 +34,7 @@ class RelightMixin:
     """The training loop of a `transformers.Trainer` in steps of relight."""
 
     _run: TrainerRun | None = None
+    _has_trained = False  # in this process
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
@@ -44,10 +45,18 @@ class RelightMixin:
         """
         if _IS_WORKER:
             refuse_unsupported(self, trial)
+            self._refuse_second()
         inner: Any = super()
         checkpoint = None if _job is not None and _job.is_standby else resume_from_checkpoint
         output: TrainOutput = inner.train(checkpoint, trial, *args, **kwargs)
         return output
+
+    def _refuse_second(self) -> None:
+        """Raise UsageError if the script has trained in this process, or will do so again, as its code shows."""
+        where = "it has trained before" if RelightMixin._has_trained else comes_again("train", transformers.Trainer)
+        if where is not None:
+            raise refused.SECOND.error(refused.BY, f"{refused.SECOND.setting} ({where})")
+        RelightMixin._has_trained = True
 
     def _inner_training_loop(
         self,
@@ -129,25 +138,12 @@ def train(run: TrainerRun) -> None:
 
 def refuse_unsupported(trainer: Any, trial: Any) -> None:
     """Raise UsageError for what cannot be made recoverable, before anything is trained."""
-    args = trainer.args
-    reasons = {
-        "DeepSpeed shards and writes parameters by itself": trainer.is_deepspeed_enabled,
-        "FSDP under the Trainer is not supported; use DDP, or a loop of your own with fully_shard": (
-            trainer.is_fsdp_enabled
-        ),
-        "auto_find_batch_size=True starts training again with other batches": args.auto_find_batch_size,
-        "a hyperparameter search trains several times in one process": trial is not None,
-        _reason_of_trl(trainer): _reason_of_trl(trainer) != "",
-        "several GPUs in one process (DataParallel): start one process per GPU": args.n_gpu > 1,
-        "this Trainer has a _run_epoch or _inner_training_loop of its own, which relight would not call: override "
-        "training_step, compute_loss, get_batch_samples or evaluate instead": _has_own_loop(type(trainer)),
-        "batch_rebalance lays out batches for a rank that is fixed": (
-            getattr(args, "train_sampling_strategy", "") == "batch_rebalance"
-        ),
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise UsageError(f"relight.integrations.transformers: {reason}")
+    refuse(refused.TRAINER, refused.BY, trainer)
+    if trial is not None:
+        raise refused.SEARCH.error(refused.BY)
+    if _has_own_loop(type(trainer)):
+        raise refused.OWN_LOOP.error(refused.BY)
+    _refuse_trl(trainer)
 
 
 def _has_own_loop(kind: type) -> bool:
@@ -159,18 +155,13 @@ def _has_own_loop(kind: type) -> bool:
     )
 
 
-def _reason_of_trl(trainer: Any) -> str:
-    """Return the reason why a trainer of TRL, or a callback, is not supported; empty: it is, or it is not TRL's."""
+def _refuse_trl(trainer: Any) -> None:
+    """Raise UsageError for a trainer of TRL, or a callback of its own, that is not supported."""
     kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.startswith("trl.")]
     if not kinds:
-        return ""
+        return
     if (kinds[0].__module__.split(".")[1], kinds[0].__name__) not in _KNOWN_OF_TRL:
-        return (
-            f"{kinds[0].__name__} of TRL is not supported, SFTTrainer is. A trainer that generates its "
-            "data keeps completions from step to step, and a replacement would not have them: for GRPO write the loop "
-            "as examples/grpo.py does"
-        )
+        raise trl.GENERATING.error(refused.BY, f"{kinds[0].__name__} of TRL is not supported, SFTTrainer is")
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__name__ in _CHANGES_A_MODEL:
-            return f"{type(callback).__name__} changes a model of its own between steps, where relight does not see it"
-    return ""
+            raise trl.CHANGES_A_MODEL.error(refused.BY, type(callback).__name__)

@@ -91,7 +91,8 @@ class Carried:
         doubt = None
         if self._again:
             self._put_back()  # also what code between steps did after a step that does not count
-            if self._missed and not self._adoption.is_pending and self._loop.computes_above and self.decides:
+            missed = self._missed and not self._adoption.is_pending and self._loop.computes_above
+            if missed and self.decides and not self._spots.shown:  # an integration's loop has nothing above its block
                 doubt = _MISSED.format(names=", ".join(self.names))
             self._again = False
         if self._adoption.is_pending:

@@ -88,6 +88,8 @@ class Keeper:
             if isinstance(value, (set, frozenset)) and not (keeps_its_order(value) and only_grows(one.kept, value)):
                 catalog.doubt_order(one)
             one.kept = catalog.mark_of(value, one)
+            if one.looked is None:  # found in this step: what changed it came before this
+                one.looked = one.kept
             tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
             if tree is None:
                 continue

@@ -11,6 +11,7 @@ from relight.training.carried.code.refs import Place, describe, is_iterator
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.compare import Comparison
 from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, Kept
+from relight.training.carried.finding.late_modules import LateModules
 from relight.training.carried.finding.loop import Loop
 from relight.training.carried.finding.places import MISSING, Spot, key_of, place_of
 from relight.training.carried.finding.survey import attributes_of_parts
@@ -43,6 +44,7 @@ class Catalog:
         self.is_foreign, self.is_of_data, self.say = is_foreign, is_of_data, say
         self._spots = self.loop.spots
         self._left_out: set[str] = set()
+        self._late = LateModules(self._spots)
         self._left_out_why = ""  # of what decides a step, perhaps
         self.dead: set[Place] = set()  # written before they are read: nothing of them is carried
         self.ignored: set[str] = set()
@@ -128,6 +130,7 @@ class Catalog:
         """A value that cannot be written down. Raises UsageError if the code shows that it decides a step."""
         if one.feeds and not one.seen and not self.is_foreign(value):
             raise one.refusal(why)
+        self._late.note(one.key, value, self.comparison.number)
         self.leave_out(one, why)
 
     def divide(self, one: Kept, can_be_written: Callable[[Kept, Any], bool]) -> None:
@@ -183,7 +186,10 @@ class Catalog:
 
     def notice(self, *, between: bool) -> None:
         """Carry also what changed although the code did not show it."""
+        step, is_first = self.comparison.number - between, self.comparison.is_first
         for change in self.comparison.changes(self._is_covered):
+            if change.module is not None and self._late.has(change.place, step, is_first=is_first):
+                continue  # it was left out, and that was said
             if change.module is not None and change.nbytes > MOST_MODULE_BYTES:
                 raise refusals.of_module_by_values(describe(change.module), change.place[-1][1])
             one = self.keep(change.place, late=between, seen=True, mark=change.mark)

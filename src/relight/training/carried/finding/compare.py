@@ -59,7 +59,12 @@ class Comparison:
     @property
     def is_due(self) -> bool:
         """True if all of the step under way is compared."""
-        return self.number - self._first < FIRST_STEPS or _is_compared_by_all(self.number)
+        return self.is_first or _is_compared_by_all(self.number)
+
+    @property
+    def is_first(self) -> bool:
+        """True in the first steps, all of which are compared."""
+        return self.number - self._first < FIRST_STEPS
 
     @property
     def is_idle(self) -> bool:

@@ -78,6 +78,16 @@ def of_module_by_values(module: str, tensor: str) -> UsageError:
     )
 
 
+def of_late_module(name: str, module: Any, tensor: str) -> UsageError:
+    """A module that one of the first steps has made, and the next one changes: a replacement would have none."""
+    return UsageError(
+        f"{name}, {name_of(module)} that a step has made, changes from step to step ({tensor}), and a replacement "
+        f'could not get it. Make it before the first step, and hand it over: relight.Training(model={{"model": model, '
+        '"ema": ema}). With a Trainer of relight.integrations, make it in the callback\'s __init__, or in '
+        "on_train_begin or on_fit_start: modules that are there when training begins are handed over"
+    )
+
+
 def of_data(where: str, name: str, holder: str) -> str:
     """An object that dataset, sampler or `collate_fn` holds, and that steps change: why that is told."""
     return f"{where}: {name} is changed by steps, and belongs to {holder}, which the data holds"

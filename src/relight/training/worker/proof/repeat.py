@@ -86,8 +86,9 @@ class RepeatCheck:
             f"step {self._worker.version} was computed twice from the same start, and ended with other bits in "
             f"{', '.join(different[:_NAMED])}{more}. So a recovery could not repeat a step: the block reads something "
             "that its own first attempt has changed, and that relight does not put back. Often this is a generator of "
-            "random numbers without a seed, a file, a clock, or an object that was not handed over: hand it over, "
-            "declare it (training.carry(...)), or compute it from step.number (docs/CARRIED.md). If operations of the "
+            "random numbers without a seed, a file, a clock, gradients that the step before has left (zero them in "
+            "it), or an object that was not handed over: hand it over, declare it (training.carry(...)), or compute it "
+            "from step.number (docs/CARRIED.md). If operations of the "
             "device are not deterministic, `relight run --no-repeat-check` goes on, and the bits after a failure may "
             "differ from those of an undisturbed run"
         )

@@ -1,0 +1,147 @@
+"""Scripts that train twice in one process, found in their code as the first training begins.
+
+A job has one loop of steps. A script that comes to a second one would end there, after hours perhaps.
+"""
+
+import ast
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+_LOOPS = (ast.For, ast.AsyncFor)
+_BRANCHES = (ast.If, ast.IfExp, ast.While, ast.Match, ast.ExceptHandler)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def comes_again(method: str, kind: type) -> str | None:
+    """FILE:LINE where the script comes to `method` of an object of this kind again; None: its code shows none.
+
+    Called from that method. A `return`, or a `break` out of the loop, on the way there makes it uncertain: None.
+    """
+    here: FrameType | None = sys._getframe(1)
+    call: _Call = _OfMethod(method, kind)
+    while here is not None:
+        if _is_scripts(here.f_code) and not _is_method_of(here, kind):
+            line = _second_line(here, call)
+            if line is not None:
+                return f"{here.f_code.co_filename}:{line}"
+            call = _OfFunction(here.f_code.co_name)
+        here = here.f_back
+    return None
+
+
+@dataclass(frozen=True)
+class _OfFunction:
+    """A call of a function of the script."""
+
+    name: str
+
+    def is_made_by(self, node: ast.AST, _frame: FrameType, _following: list[ast.stmt]) -> bool:
+        return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == self.name
+
+
+@dataclass(frozen=True)
+class _OfMethod:
+    """A call of a method of an object of some class."""
+
+    name: str
+    kind: type
+
+    def is_made_by(self, node: ast.AST, frame: FrameType, following: list[ast.stmt]) -> bool:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=self.name)):
+                now: Any = frame.f_locals.get(owner, frame.f_globals.get(owner))
+                return isinstance(now, self.kind) or any(_makes(each, owner, self.kind) for each in following)
+        return False
+
+
+_Call = _OfFunction | _OfMethod
+
+
+def _is_scripts(code: CodeType) -> bool:
+    """Return whether code is neither installed nor generated."""
+    file = code.co_filename
+    return not file.startswith("<") and "site-packages" not in file and not file.startswith(_LIBRARIES)
+
+
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}, str(Path(__file__).parents[2]))
+
+
+def _is_method_of(frame: FrameType, kind: type) -> bool:
+    """Return whether a frame is that of a method of such an object: of a subclass in the script, say."""
+    code = frame.f_code
+    return code.co_argcount > 0 and isinstance(frame.f_locals.get(code.co_varnames[0]), kind)
+
+
+def _second_line(frame: FrameType, call: _Call) -> int | None:
+    """The line of a loop around the call that runs, or of a statement after it that makes it again."""
+    source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    try:
+        body = _body_of(ast.parse(source), frame.f_code)
+    except SyntaxError:
+        return None
+    for block, at in reversed(list(_way(body, frame.f_lineno))):
+        statement = block[at]
+        if isinstance(statement, _LOOPS) and frame.f_lineno > statement.lineno and not _may_leave(statement.body):
+            return statement.lineno
+        following = block[at + 1 :]
+        for later in following:
+            if any(call.is_made_by(each, frame, following) for each in _certain(later)):
+                return later.lineno
+            if _may_leave([later]):
+                return None
+    return None
+
+
+def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt]:
+    """The statements of a function, or of the module."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node.body
+    return tree.body if code.co_name == "<module>" else []
+
+
+def _way(body: list[ast.stmt], line: int) -> Iterator[tuple[list[ast.stmt], int]]:
+    """The blocks that lead to a line, from the outermost one, with the place of the statement in each."""
+    for at, statement in enumerate(body):
+        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+            yield body, at
+            for field in ("body", "orelse", "finalbody"):
+                yield from _way(getattr(statement, field, []), line)
+            for handler in getattr(statement, "handlers", []):
+                yield from _way(handler.body, line)
+
+
+def _certain(statement: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a statement that run with it, whatever happens."""
+    if isinstance(statement, (*_SCOPES, *_BRANCHES)):
+        return
+    yield statement
+    for child in ast.iter_child_nodes(statement):
+        yield from _certain(child)
+
+
+def _may_leave(body: list[ast.stmt]) -> bool:
+    """Return whether statements may leave their function or loop."""
+    return any(map(_leaves, body))
+
+
+def _leaves(node: ast.AST) -> bool:
+    if isinstance(node, _SCOPES):
+        return False
+    return isinstance(node, (ast.Return, ast.Break, ast.Raise)) or any(map(_leaves, ast.iter_child_nodes(node)))
+
+
+def _makes(statement: ast.stmt, owner: str, kind: type) -> bool:
+    """Return whether a statement is `owner = SomeTrainer(...)`."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=called)):
+            return name == owner and ast.unparse(called).endswith(kind.__name__)
+    return False
