@@ -22,7 +22,7 @@ PROGRAMS = ROOT / "tests" / "integrations" / "user_scripts"
 NEEDS = {
     **dict.fromkeys(("trainers.py", "trainer_settings.py"), "transformers"),
     **dict.fromkeys(("modules.py", "module_settings.py"), "lightning"),
-    "accelerated.py": "accelerate",
+    **dict.fromkeys(("accelerated.py", "accelerated_pair.py"), "accelerate"),
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 FAULTS = {
@@ -47,9 +47,18 @@ AS_ALONE = {
     ),
     "modules.py": ("byol", "containers", "curriculum", "hooks", "validations"),
 }
-ALONE_DIFFERS = {"trainers.py": ("glue", "workers")}
+ALONE_DIFFERS = {
+    "trainers.py": ("glue", "workers", "seq2seq", "module_state"),
+    "modules.py": ("teacher", "weighted", "samplers", "batch_sampler"),
+    "accelerated.py": ("plain", "saves", "bf16", "prepared"),
+    "accelerated_pair.py": ("tracked", "bf16", "saves"),
+}
 REFUSED = {
     ("trainers.py", "iterable"): "the training data is an IterableDataset",
+    ("trainers.py", "ema_module"): "that a step has made, changes from step to step",
+    ("trainers.py", "twice"): "a second `train()` in a process",
+    ("trainers.py", "finds_batch_size"): "`auto_find_batch_size=True`",
+    ("modules.py", "swa"): "use WeightAveraging",
     ("trainers.py", "curriculum_of_workers"): "with workers of the loader: the workers have copies of it",
     ("modules.py", "manual"): "gradients carried from step to step are lost with a failure",
 }
@@ -108,7 +117,7 @@ def traces(stdout: str) -> list[str]:
 def test_a_script_ends_as_undisturbed(program: str, kind: str, is_as_alone: bool, tmp_path: Path) -> None:
     skip_without(program)
     whole = survive(tmp_path / "whole", program, kind)
-    assert len(whole) == 3
+    assert len(whole) >= 2  # what each rank ends with, and the files
     if is_as_alone:
         assert whole == alone(tmp_path / "alone", program, kind)
     for name, faults in FAULTS.items():

@@ -140,3 +140,14 @@ def test_a_name_that_is_found_at_the_barrier_was_not_changed_after_it(tmp_path: 
     loop = Loop(until=12)
     run_script(script.replace("step.end()", "step.write()"), loop, tmp_path)
     assert sorted(loop.kept_early) == list(range(3, 13))
+
+
+def test_a_list_of_objects_beside_one_of_a_library_is_no_value_that_changes(tmp_path: Path) -> None:
+    """`callbacks = [Mine(), Theirs()]`: only what is in Mine changes."""
+    script = SCRIPT.replace("SHOW", SHOW).replace(
+        "    held = weak",
+        "    kit = Average()\n    kit.listed = [steps.hidden, torch.nn.Identity()]\n    held = weak",
+    )
+    loop = Loop(until=12)
+    run_script(script, loop, tmp_path)
+    assert loop.said == []

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 from collections import deque
 from pathlib import Path
 
@@ -407,7 +408,22 @@ def counting(kit):
 
 
 def timer(kit):
-    kit.callbacks.append(Timer(duration={"hours": 2}))
+    """Lightning's Timer, and a callback that measures, as many do."""
+
+    class Callback(L.Callback):
+        def __init__(self):
+            self.began, self.batch_began, self.seconds, self.batches = time.time(), None, [], 0
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.batch_began = time.perf_counter()
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            self.seconds.append(time.perf_counter() - self.batch_began)
+            self.batches += 1
+
+    callback = Callback()
+    kit.callbacks += [callback, Timer(duration={"hours": 2})]
+    kit.own.append(lambda model: [callback.batches, len(callback.seconds)])
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections import deque
 from pathlib import Path
 
@@ -461,6 +462,25 @@ def evaluates_itself(kit):
     kit.own.append(lambda trainer: callback.found)
 
 
+def timed(kit):
+    """A callback that measures, as many do: its times are other ones in each process."""
+
+    class Callback(TrainerCallback):
+        def __init__(self):
+            self.began, self.step_began, self.seconds, self.steps = time.time(), None, [], 0
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            self.step_began = time.perf_counter()
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.seconds.append(time.perf_counter() - self.step_began)
+            self.steps += 1
+
+    callback = Callback()
+    kit.callbacks.append(callback)
+    kit.own.append(lambda trainer: [callback.steps, len(callback.seconds)])
+
+
 def _naming(callback):
     class Mine(Trainer):
         def __init__(self, *args, **kwargs):
@@ -511,7 +531,7 @@ GROUPS = {
     "optimizer": (own_optimizers, None, wsd, noisy_gradients, own_write, plateau),
     "model": (peft, bf16, lora, checkpointed, neftune, compiled),
     "loss": (smoothing, two_passes, loss_with_state, loss_function, teacher, loss_with_state),
-    "callback": (lazy_shadow, counters, copied_at_start, evaluates_itself, averaged, None),
+    "callback": (lazy_shadow, counters, copied_at_start, evaluates_itself, averaged, timed),
     "saving": (best_model, every_step, by_epoch, None, by_epoch, best_model),
 }
 

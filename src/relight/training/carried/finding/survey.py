@@ -116,7 +116,7 @@ class Survey:
                 for name, one in attributes.items():
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
-        if kind in ("list", "tuple", "dict", "deque") and _holds_objects(value):
+        if kind in ("list", "tuple", "dict", "deque") and holds_objects(value):
             if len(place) > 1:  # code may not show that another one is assigned there
                 self.found[place] = id(value) if self._traces else Mark("opaque", value, None)
             if id(value) in self._seen or len(value) > _FEW:
@@ -268,13 +268,13 @@ def _items(value: Any) -> Iterator[Any]:
     return itertools.islice(members_in(kind_of(value), value), _FEW)
 
 
-def _holds_objects(value: Any, depth: int = 2) -> bool:
+def holds_objects(value: Any, depth: int = 2) -> bool:
     """Return whether a container, or containers in it, hold objects with attributes of their own."""
     for one in _items(value):
         kind = kind_of(one)
         if kind in ("object", "opaque"):
             return True
-        if depth and kind in ("list", "tuple", "dict", "deque") and _holds_objects(one, depth - 1):
+        if depth and kind in ("list", "tuple", "dict", "deque") and holds_objects(one, depth - 1):
             return True
     return False
 

@@ -5,12 +5,13 @@ from typing import Any
 
 from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.places import MISSING, Spots
-from relight.training.carried.finding.survey import Survey
+from relight.training.carried.finding.survey import Survey, holds_objects
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import Mark, changed, remember
 
 _MOST = 256  # attributes: each takes a tenth of a microsecond, containers more
 _FEW = 32  # items of a container
+_CONTAINERS = ("list", "tuple", "dict", "deque")
 _BYTES = 2**14  # of a tensor or an array
 
 
@@ -63,7 +64,7 @@ def _is_small(value: Any) -> bool:
     kind = kind_of(value)
     if kind in ("tensor", "array"):
         return bool(value.nbytes <= _BYTES)
-    if kind in ("list", "tuple", "dict", "set", "deque"):
+    if kind in (*_CONTAINERS, "set"):
         return len(value) <= _FEW
     return kind in ("plain", "number", "object")
 
@@ -74,4 +75,6 @@ def _marked(value: Any) -> Any:
         return value
     if kind == "object" or not _is_small(value):
         return Mark("opaque", value, None)  # another may take its place
+    if kind in _CONTAINERS and holds_objects(value):
+        return Mark("opaque", value, None)  # attributes of the objects are watched by themselves
     return remember(value)
