@@ -12,7 +12,7 @@ from relight.core.protocol.events import HostRefused, HostWaits
 from relight.server.supply.run import Failed, run_command
 from relight.server.supply.slurm import SlurmBackend, read_jobs
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 15.0  # as often as nodes that are drained
 COMMAND_SECONDS = 30.0
 _ON_THE_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STAGE_OUT")
 
