@@ -48,6 +48,18 @@ def test_state_of_one_rank_is_none_that_differs(name: str) -> None:
     assert (ending.status, ending.bits, ending.failures) == (0, "yes", 0), ending.words
 
 
+EARLY_AND_LATE = ("kill rank 0 in BACKWARD of step 0", "kill rank 1 in BARRIER of step 5")
+# The backward passes of a rank that is slow get more gates, which are put in place in a later forward pass.
+SLOW = tuple(f"slow rank 0 in BACKWARD of step {step}" for step in range(4))
+
+
+@pytest.mark.parametrize(("name", "faults"), [("tensor_subclass", SLOW), ("counting_modes", EARLY_AND_LATE)])
+def test_modes_of_the_script_count_as_without_a_failure(name: str, faults: tuple[str, ...]) -> None:
+    reference = undisturbed(name)
+    assert reference.status == 0, reference.words
+    assert killed_in_phases(name, faults).digests == reference.digests
+
+
 @pytest.mark.all
 @pytest.mark.parametrize("name", names())
 def test_a_shape_survives_kills_in_each_phase_and_at_random_times(name: str) -> None:

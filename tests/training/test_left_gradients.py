@@ -18,7 +18,9 @@ class Job:
         self.net = nn.Linear(2, 2)
         self.slow = torch.optim.SGD([self.net.weight], lr=0.1)
         self.fast = torch.optim.SGD([self.net.bias], lr=0.1)
-        self.left = LeftGradients({"slow": self.slow, "fast": self.fast}, lambda: self.generation, self.doubts.append)
+        self.left = LeftGradients(
+            {"slow": self.slow, "fast": self.fast}, lambda: self.generation, self.doubts.append, lambda: None
+        )
 
     def step(self, *names: str, zero: bool = False, fails: bool = False) -> None:
         self.left.begin_attempt()

@@ -128,7 +128,7 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
         lambda _: True,
         lambda name, _: written.append(name),
         lambda: True,
-        LeftGradients({}, lambda: 1, written.append),
+        LeftGradients({}, lambda: 1, written.append, lambda: None),
     )
     watch.install()
     try:
@@ -141,7 +141,7 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
 
 def test_the_write_of_an_optimizer_that_differs_between_ranks_is_no_replicated_one(inner: SGD) -> None:
     written: list[tuple[str, str | None]] = []
-    left = LeftGradients({}, lambda: 1, lambda _: None)
+    left = LeftGradients({}, lambda: 1, lambda _: None, lambda: None)
     watch = WriteWatch(lambda _: "own", lambda _: False, lambda *write: written.append(write), lambda: True, left)
     watch.install()
     try:

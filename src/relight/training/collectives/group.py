@@ -21,6 +21,7 @@ from relight.training.collectives.operations import Exchange, Operation
 from relight.training.collectives.policy import CollectivePolicy
 from relight.training.torch_private.autograd import RUN_BACKWARD, not_compiled
 from relight.training.torch_private.distributed.groups import OPERATIONS, POINT_TO_POINT, make_detached_group
+from relight.training.torch_private.script_modes import unseen
 
 
 class GroupMaker(Protocol):
@@ -135,9 +136,10 @@ class RelightProcessGroup(dist.ProcessGroup):
             if formed is not None and not formed.is_detached and not policy.closed and policy.is_protected():
                 policy.count_collective()
                 self._count_launch("allreduce")
-                return formed.reduce_bucket(*args, **kwargs)
+                return _reduce_bucket(formed, *args, **kwargs)
         return self._launch("allreduce", *args, **kwargs)
 
+    @unseen
     def _launch(self, operation: str, *args: Any, **kwargs: Any) -> Any:
         policy = self._policy
         assert self.formed is not None
@@ -173,6 +175,11 @@ class RelightProcessGroup(dist.ProcessGroup):
         self._policy.cut(operation)
         complete(operation, max(0, self.getRank()), self._size, (*args, *kwargs.values()))
         return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
+
+
+@unseen
+def _reduce_bucket(formed: GenerationGroup, *args: Any, **kwargs: Any) -> Any:
+    return formed.reduce_bucket(*args, **kwargs)
 
 
 def _delegate(operation: str) -> Callable[..., Any]:

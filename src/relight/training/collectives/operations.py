@@ -17,6 +17,7 @@ from relight.training.collectives.policy import CollectivePolicy
 from relight.training.collectives.waits import Waiters, Waits
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.distributed.groups import ExchangeWork, source_rank_of
+from relight.training.torch_private.script_modes import unseen
 
 
 class Waitable(Protocol):
@@ -219,6 +220,7 @@ class Parts(Operation):
         super()._result(done)  # the last one is done, or raises; gloo calls it completed only after this callback
         return self._conclude()
 
+    @unseen
     def _conclude(self) -> Any:
         for part in self._before:
             part.wait()

@@ -13,6 +13,7 @@ from relight.training.data.reach import Reach
 from relight.training.data.sources import FunctionSource, NoSource, make_source
 from relight.training.data.strays import watch
 from relight.training.state.digest import batch_digest
+from relight.training.torch_private.script_modes import hidden_from_modes, sees_calls
 from relight.training.torch_private.tensors import tree_leaves, tree_map, version_of
 from relight.training.wrappers import unwrapped_data
 
@@ -54,6 +55,7 @@ class Batches:
         self._page = page
         self._forward = f"forward {stage}" if stage else "forward"
         self._batch: Any = None
+        self._draws_in_mode = False  # of the script's, that sees what drawing calls
         self._batch_of = -1  # the step whose batch is in hand
         self._held: Any = None  # of the data's own generators, after that draw
         self._edits: list[int] = []  # version counters of the batch's tensors when it was drawn
@@ -84,26 +86,39 @@ class Batches:
 
     def get(self, step: int, rank: int) -> Any:
         """The batch of `step`, with the streams set for its forward. The same one again in a redo."""
+        self._draws_in_mode = sees_calls()
+        with hidden_from_modes():
+            is_drawn = self._find(step, rank)
+        batch = None if is_drawn else self._draw(step)
+        with hidden_from_modes():
+            if is_drawn:
+                self._source.put_back(self._held)
+            else:
+                self._keep(batch, step, rank)
+            # Drawing may have used the streams; a redo draws nothing.
+            self._seed_streams(self._forward, step, rank)
+            if self._after_draw is not None:
+                rng.put_back(self._after_draw)
+        return self._batch
+
+    def _find(self, step: int, rank: int) -> bool:
+        """Set the streams for the draw. Return whether the batch is in hand."""
         if self._preserve and self._at_barrier is not None:
             rng.put_back(self._at_barrier)
         if self._draws:
             self._seed_streams("step", step, rank)
-        if self._draws and self._batch_of == step and _edits(self._batch) != self._edits:
-            self.restore(step, rank)  # the script changed it in place: draw it again
-        if self._batch_of != step:
-            self._batch, self._batch_of = self._draw(step), step
-            self._held = self._source.hold()
-            if self._draws:
-                self._edits = _edits(self._batch)
-                self._compare_with_predecessor(step, rank)
-            self._after_draw = rng.capture() if self._preserve else None
-        else:
-            self._source.put_back(self._held)
-        # Drawing may have used the streams; a redo draws nothing.
-        self._seed_streams(self._forward, step, rank)
-        if self._after_draw is not None:
-            rng.put_back(self._after_draw)
-        return self._batch
+        if self._draws and self._batch_of == step and (self._draws_in_mode or _edits(self._batch) != self._edits):
+            self.restore(step, rank)  # the script changed it in place, or a mode saw how it was drawn: draw it again
+        return self._batch_of == step
+
+    def _keep(self, batch: Any, step: int, rank: int) -> None:
+        """The batch of `step` was drawn."""
+        self._batch, self._batch_of = batch, step
+        self._held = self._source.hold()
+        if self._draws:
+            self._edits = _edits(batch)
+            self._compare_with_predecessor(step, rank)
+        self._after_draw = rng.capture() if self._preserve else None
 
     def done(self) -> None:
         """The step is committed; its batch is of no more use."""

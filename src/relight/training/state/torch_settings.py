@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from relight.training.torch_private.script_modes import default_device
+
 # Read and set by the thread that trains.
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -18,6 +20,7 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         lambda: torch.is_autocast_enabled("cpu"),
         lambda enabled: torch.set_autocast_enabled("cpu", enabled),
     ),
+    "device": (default_device, torch.set_default_device),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "dtype": (lambda: str(torch.get_default_dtype()), lambda name: torch.set_default_dtype(_dtype(name))),
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

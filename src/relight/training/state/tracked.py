@@ -21,7 +21,7 @@ from relight.training.state.handed.refusals import refuse_averages_of_zero, refu
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.layouts import Layouts, Versioned
-from relight.training.state.modules.modes import Modes, adopt_modes, modes_of
+from relight.training.state.modules.modes import Modes, adopt_modes, give_gradients, make_gradients, modes_of
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
 from relight.training.state.modules.structure import structure
@@ -77,6 +77,8 @@ class TrackedState:
         self._own_parameters = [parameter for module in own for parameter in module.parameters()]
         # Whether gradients were None, not zeros, when the step under way started; also those of `per_rank` modules.
         self.gradients_to_none = self._own_to_none = True
+        self._notes_each_gradient = False
+        self._had_gradients: list[bool] = []  # by parameter, as the step began
 
     # --- objects ----------------------------------------------------------------------------------------------------
     def keeps(self, thing: Any) -> bool:
@@ -215,8 +217,10 @@ class TrackedState:
         }
 
     def adopt_modes(self, modes: Modes) -> None:
-        """Set the modes of a copy of the same layout."""
+        """Set the modes of a copy of the same layout, whose `gradients_to_none` was taken on before."""
         adopt_modes(self.modules, modes)
+        if not self.gradients_to_none:
+            make_gradients(self.modules, modes)
 
     def adopt_attributes(self, meta: dict[str, Any]) -> None:
         """Take on the source's attributes, for a rank whose own are lost, if they were the same on all ranks."""
@@ -247,6 +251,12 @@ class TrackedState:
         first = next(iter(self.parameters), None)
         self.gradients_to_none = first is None or first.grad is None
         self._own_to_none = not self._own_parameters or self._own_parameters[0].grad is None
+        if self._notes_each_gradient:
+            self._had_gradients = [parameter.grad is not None for parameter in self.parameters]
+
+    def note_each_gradient(self) -> None:
+        """From the next step on: a mode of the script sees for how many parameters `zero_grad` finds a gradient."""
+        self._notes_each_gradient = True
 
     def has_gradients(self) -> bool:
         """Return whether gradients are waiting for an optimizer step."""
@@ -263,6 +273,8 @@ class TrackedState:
             elif parameter.grad is not None:
                 # In a process that took another rank, a divided gradient may still have the size of another part.
                 parameter.grad = torch.zeros_like(parameter if is_distributed(parameter) else parameter.grad)
+        if not self.gradients_to_none:
+            give_gradients(self.parameters, self._had_gradients)
         for parameter in self._own_parameters:
             if parameter.grad is not None:
                 parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)

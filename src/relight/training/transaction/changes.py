@@ -8,6 +8,7 @@ import torch
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.torch_private.distributed.ddp import around_buffer_sync
+from relight.training.torch_private.script_modes import unseen
 from relight.training.torch_private.tensors import version_of
 from relight.training.transaction.data_access import DataAccess
 
@@ -31,7 +32,7 @@ class ChangeWatch:
         """
         self.access.install(before_reach)
         for module in wrappers:
-            self._undo.append(around_buffer_sync(module, self.scan, self._discount))
+            self._undo.append(around_buffer_sync(module, unseen(self.scan), unseen(self._discount)))
         self.look_again()
 
     def remove(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from relight.training.torch_private.autograd import not_compiled
+from relight.training.torch_private.script_modes import unseen
 from relight.training.torch_private.tensors import DATA, REQUIRES_GRAD, SET_REQUIRES_GRAD, version_of
 
 
@@ -68,9 +69,7 @@ class DataAccess:
                 if id(tensor) not in reached:
                     reached.add(id(tensor))
                     before_reach(tensor)
-                watched_of._assigned.add(id(tensor))
-                watched_of._given.pop(id(tensor), None)
-                watched_of._memory.setdefault(id(tensor), (tensor, DATA.__get__(tensor)))
+                watched_of._note_assignment(tensor)
             DATA.__set__(tensor, value)
 
         @not_compiled
@@ -95,6 +94,13 @@ class DataAccess:
                 delattr(torch.Tensor, name)
         self.clear()
 
+    @unseen
+    def _note_assignment(self, tensor: torch.Tensor) -> None:
+        self._assigned.add(id(tensor))
+        self._given.pop(id(tensor), None)
+        self._memory.setdefault(id(tensor), (tensor, DATA.__get__(tensor)))
+
+    @unseen
     def _give(self, number: int, data: torch.Tensor) -> torch.Tensor:
         """Return `data`, or a tensor with its memory whose writes are counted together with those of earlier ones."""
         if type(data) is not torch.Tensor or data.layout is not torch.strided:

@@ -7,6 +7,7 @@ from torch import nn
 
 from relight.core.worker.pattern import Learner, Pattern, observed
 from relight.training.state.modules.slots import Key
+from relight.training.torch_private.script_modes import unseen
 from relight.training.transaction.changes import ChangeWatch
 from relight.training.transaction.image_plan import ImagePlan
 from relight.training.transaction.needs import CarriedState, LaunchCount, Needs, NothingCarried, Streams
@@ -145,16 +146,19 @@ class Transaction:
         self._writes.append(writer)
         return False
 
+    @unseen
     def before_mode(self, module: nn.Module) -> None:
         """Copy a module's buffers before it goes to training or evaluation. Called by `AttributeLog`."""
         if self.is_open and not self._is_early:
             self._plan.before_mode(module)
 
+    @unseen
     def before_unusual_writes(self) -> None:
         """Copy all tensors before the step may change any, as few steps do."""
         if self.is_open and not self._is_early:
             self._plan.before_unusual_writes()
 
+    @unseen
     def _before_reach(self, tensor: torch.Tensor) -> None:
         """Copy a parameter before the step may change it through `.data`, as no step did before."""
         if self.is_open and not self._is_early:

@@ -13,7 +13,7 @@ from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
-from relight.words import first_line
+from relight.words import described, first_line
 
 
 class BrokenSteps:
@@ -94,6 +94,19 @@ class BrokenSteps:
         self._checks.note_boundary()
         show_position(runtime)
         runtime.protection.after_recovery = True
+
+    def give_up_rehearsal(self, error: Exception) -> bool:
+        """Undo a standby's rehearsal that raised: it was alone, without values of others. Return whether it goes on."""
+        if isinstance(error, UsageError):
+            return False
+        self._runtime.notices.say(
+            "rehearsal",
+            f"a standby's rehearsal of a step ended early ({described(error)}). It was alone, "
+            "without values of other ranks. It takes a rank all the same, and its first step there takes longer",
+        )
+        drop_frames(error)
+        self._parts.carried.roll_back()
+        return True
 
     def leave_code_between_steps(self) -> None:
         """All ranks come here: from here on, collectives are of all of them again."""

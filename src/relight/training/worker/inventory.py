@@ -100,11 +100,10 @@ class Inventory:
 def take_inventory(
     runtime: Runtime, state: TrackedState, *, data: Any, accumulate: int, short_groups: bool, seed: int, rng: str
 ) -> Inventory:
-    """The parts for a state that was handed over.
+    """The parts for a state that was handed over, in this process.
 
     Args:
-        runtime: of this process.
-        state: to be trained.
+        runtime, state: of this process, and to be trained.
         data: see `Training`, as the next three.
         accumulate: batches per step.
         short_groups: the last step of an epoch gets the batches that are left.
@@ -123,9 +122,10 @@ def take_inventory(
     checkpointing = Checkpointing(runtime, state, reader, assignment)
     snapshots = Snapshots(runtime, state, assignment)
     transaction = Transaction(state, runtime.protection, carried, batches)
-    tiers = FallbackTiers(snapshots, checkpointing, publishing)
-    recovery = Recovery(runtime, state, batches, assignment, private, tiers, transaction, carried.rank_values)
+    tiers, values = FallbackTiers(snapshots, checkpointing, publishing), carried.rank_values
+    recovery = Recovery(runtime, state, batches, assignment, private, tiers, transaction, values)
     barrier = Barrier(runtime, state, assignment, private, transaction, recovery, snapshots, publishing)
+    left = LeftGradients(state.optimizers, lambda: runtime.generation, runtime.notices.doubt, state.note_each_gradient)
     inventory = Inventory(
         runtime=runtime,
         state=state,
@@ -143,7 +143,7 @@ def take_inventory(
             lambda optimizer: state.name_of(optimizer) is not None,
             barrier.before_write,
             lambda: runtime.protection.in_step,
-            LeftGradients(state.optimizers, lambda: runtime.generation, runtime.notices.doubt),
+            left,
         ),
         snapshots=snapshots,
         checkpointing=checkpointing,

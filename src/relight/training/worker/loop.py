@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -15,14 +16,14 @@ from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.errors import UsageError
 from relight.training.step import Step
-from relight.training.worker.broken_steps import BrokenSteps, drop_frames
+from relight.training.torch_private.script_modes import hidden_from_modes, unseen
+from relight.training.worker.broken_steps import BrokenSteps
 from relight.training.worker.examine import examine
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.lineage import next_lineage
 from relight.training.worker.membership import Membership
 from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
-from relight.words import described
 
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
 # Looked up once: each look-up in an enumeration takes 0.1 us.
@@ -54,7 +55,8 @@ class StepLoop:
         """Steps until so many are committed on every rank. `called_at`: the lines of the script that asked for them."""
         self._checks.look_at_loop(sys._getframe(1), called_at)
         self._worker.until = until
-        self._parts.install()
+        with hidden_from_modes():
+            self._parts.install()
         try:
             if self._runtime.is_standby:
                 # If it builds late, a Stop may come at any time, and would cut the rehearsal short.
@@ -77,29 +79,44 @@ class StepLoop:
             self._membership.leave(sys._getframe().f_back)
             raise
         finally:
-            self._parts.remove()
+            with hidden_from_modes():
+                self._parts.remove()
 
     # --- offering ---------------------------------------------------------------------------------------------
     def _rehearse(self) -> Iterator[Step]:
         """A step of which nothing is kept: the script compiles, allocates, and shows DDP its order."""
         self._runtime.faults.strike(Point.WARMUP)
         self._runtime.is_rehearsing = True
-        self._begin_turn()
+        with hidden_from_modes():
+            self._begin_turn()
         step = self._membership.offered = Step(self, 0, 0, warmup=True)
         yield step
         if not step.entered:
             raise UsageError(_NOT_ENTERED)
         self._runtime.is_rehearsing = False
-        self._state.attributes.roll_back()
+        with hidden_from_modes():
+            self._state.attributes.roll_back()
 
     def _offer(self) -> Iterator[Step]:
+        while True:
+            self._checks.refuse_other_modes()
+            with hidden_from_modes():
+                step = self._make_step()
+            if step is None:
+                return
+            yield step
+            if not step.entered:
+                raise UsageError(_NOT_ENTERED)
+
+    def _make_step(self) -> Step | None:
+        """The next step; None once all are committed here."""
         runtime, worker, parts = self._runtime, self._worker, self._parts
         while True:
             self._broken_steps.leave_code_between_steps()
             self._membership.ask_whether_to_go_on()
             actions = worker.handle(_WANTED)
             if worker.state is _DONE:
-                return
+                return None
             if worker.state is not _OUTSIDE:
                 self._broken_steps.recover(actions)
                 continue
@@ -113,9 +130,7 @@ class StepLoop:
             if runtime.page.asked_to_leave:
                 runtime.leave()
             step = self._membership.offered = Step(self, worker.version, worker.attempt)
-            yield step
-            if not step.entered:
-                raise UsageError(_NOT_ENTERED)
+            return step
 
     def _begin_turn(self) -> None:
         """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
@@ -136,6 +151,21 @@ class StepLoop:
     # --- what a step asks -------------------------------------------------------------------------------------
     def enter_step(self, step: Step) -> Any:
         """`with step`: FORWARD begins with drawing the batch."""
+        runtime, parts = self._runtime, self._parts
+        self._checks.enter_block()
+        with hidden_from_modes():
+            self._begin_block(sys._getframe(2))
+        if runtime.is_rehearsing:
+            batch = parts.batches.rehearse(parts.assignment.batch_index)
+        else:
+            batch = parts.batches.get(step.number, parts.assignment.batch_index)
+            if parts.evidence is not None:
+                parts.evidence.begin(step.number)
+        runtime.synchronize_stream()  # of copies: the block may use any stream
+        return batch
+
+    def _begin_block(self, frame: FrameType) -> None:
+        """The step counts as entered, from this frame of the script."""
         runtime, worker, parts = self._runtime, self._worker, self._parts
         if runtime.is_rehearsing:
             worker.passed = worker.wrote = False
@@ -148,26 +178,23 @@ class StepLoop:
         self._forward_ns = time.monotonic_ns()
         parts.scalars.begin_step()
         parts.recovery.begin_step()
-        frame = sys._getframe(2)
         if (doubt := self._carried.enter(frame, self._worker.version)) is not None and not runtime.is_rehearsing:
             runtime.notices.doubt(doubt)
         self._checks.look_at_block(frame)
-        if runtime.is_rehearsing:
-            batch = parts.batches.rehearse(parts.assignment.batch_index)
-        else:
+        if not runtime.is_rehearsing:
             parts.barrier.compare_rank_values()
             if runtime.settings.examined:
                 examine(parts)
-            batch = parts.batches.get(step.number, parts.assignment.batch_index)
-            if parts.evidence is not None:
-                parts.evidence.begin(step.number)
-        runtime.synchronize_stream()  # of copies: the block may use any stream
-        return batch
 
     def exit_step(self, step: Step, error: BaseException | None) -> bool:
         """The end of the block: commit, or absorb what a failure elsewhere caused, or let the script's error pass."""
         if self._parts.evidence is not None:
             self._parts.evidence.end()
+        self._checks.leave_block(error)
+        with hidden_from_modes():
+            return self._end_block(step, error)
+
+    def _end_block(self, step: Step, error: BaseException | None) -> bool:
         try:
             if error is None:
                 self._complete(step)
@@ -178,7 +205,7 @@ class StepLoop:
             error = broken
         else:
             if self._runtime.is_rehearsing:
-                return isinstance(error, Exception) and self._give_up_rehearsal(error)
+                return isinstance(error, Exception) and self._broken_steps.give_up_rehearsal(error)
             if not isinstance(error, Exception) or not self._broken_steps.is_interruption(error):
                 return False
         finally:
@@ -186,22 +213,10 @@ class StepLoop:
         self._broken_steps.undo(error)
         return True
 
-    def _give_up_rehearsal(self, error: Exception) -> bool:
-        """Undo a standby's rehearsal that raised: it was alone, without values of others. Return whether it goes on."""
-        if isinstance(error, UsageError):
-            return False
-        self._runtime.notices.say(
-            "rehearsal",
-            f"a standby's rehearsal of a step ended early ({described(error)}). It was alone, "
-            "without values of other ranks. It takes a rank all the same, and its first step there takes longer",
-        )
-        drop_frames(error)
-        self._carried.roll_back()
-        return True
-
     def epoch_of(self, step: int) -> int:
         return self._parts.batches.epoch(step)
 
+    @unseen
     def report(self, loss: torch.Tensor | float | None, values: dict[str, torch.Tensor | float]) -> None:
         if self._runtime.is_rehearsing:
             return
@@ -245,7 +260,7 @@ class StepLoop:
         if parts.evidence is not None:
             parts.evidence.commit(step.number, runtime.rank, runtime.generation, step.attempt)
         if _RESUMED in actions:
-            self._report_first_commit(step)
+            _report_first_commit(parts, step, self._forward_ns)
         runtime.faults.strike(_AFTER_STEP)
         if worker.closed:  # a recovery decided to finish this step, or waits for it
             self._broken_steps.recover(self._runtime.handle(_WANTED))
@@ -272,16 +287,18 @@ class StepLoop:
             elif isinstance(action, act.Doubt):
                 self._runtime.notices.doubt(action.reason)
 
-    def _report_first_commit(self, step: Step) -> None:
-        runtime = self._runtime
-        runtime.link.send(
-            StepResumed(
-                process=runtime.process,
-                rank=runtime.rank,
-                generation=runtime.generation,
-                step=step.number,
-                resumed_ns=self._parts.recovery.resumed_ns,
-                forward_ns=self._forward_ns,
-                commit_ns=time.monotonic_ns(),
-            )
+
+def _report_first_commit(parts: Inventory, step: Step, forward_ns: int) -> None:
+    """Report the first step that is committed after a recovery; its forward pass began at `forward_ns`."""
+    runtime = parts.runtime
+    runtime.link.send(
+        StepResumed(
+            process=runtime.process,
+            rank=runtime.rank,
+            generation=runtime.generation,
+            step=step.number,
+            resumed_ns=parts.recovery.resumed_ns,
+            forward_ns=forward_ns,
+            commit_ns=time.monotonic_ns(),
         )
+    )

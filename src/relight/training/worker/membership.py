@@ -13,6 +13,7 @@ from relight.core.worker.states import State
 from relight.errors import UsageError
 from relight.training.carried.code.leaving import is_left_by_break
 from relight.training.step import Step
+from relight.training.torch_private.script_modes import unseen
 from relight.training.worker.broken_steps import BrokenSteps
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.position import show_position
@@ -48,6 +49,7 @@ class Membership:
         parts.runtime.lifecycle = self
 
     # --- entering ---------------------------------------------------------------------------------------------
+    @unseen
     def enter(self) -> None:
         """As one of the initial ranks: start from a checkpoint or anew, and wait until all may begin."""
         runtime, worker, parts = self._runtime, self._worker, self._parts
@@ -79,6 +81,7 @@ class Membership:
             parts.recovery.assign_buddies(action)
         show_position(self._runtime)
 
+    @unseen
     def stand_by(self) -> None:
         """A standby that has rehearsed: wait for a rank (unless it has one, and builds late), and be restored."""
         runtime, parts = self._runtime, self._parts
@@ -187,6 +190,7 @@ class Membership:
                     "job again; it goes on from its newest checkpoint"
                 )
 
+    @unseen
     def finish(self) -> bool:
         """All steps are committed here: True once that holds everywhere, False if a recovery sent this rank back."""
         runtime, worker, parts = self._runtime, self._worker, self._parts

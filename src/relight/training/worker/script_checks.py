@@ -10,8 +10,14 @@ import torch
 
 from relight.errors import UsageError
 from relight.training.carried.code.misuse import accumulates_by_hand, takes_steps_in, yields_inside
+from relight.training.torch_private.script_modes import Modes, modes_now, names_of_modes, return_to
 from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
+
+_MODES = (
+    "a step has entered or left a mode of torch ({names}), and later steps run with that. A replacement would not: "
+    "enter it before the loop, or for the time of a block by `with`"
+)
 
 
 class ScriptChecks:
@@ -22,6 +28,8 @@ class ScriptChecks:
         self._runtime = parts.runtime
         self._looked_at_block = False
         self.saw_update = False  # some step of this process trained something
+        self._modes_of_loop: Modes | None = None  # that the script is in when it asks for a step
+        self._modes_of_block: Modes = ((), ())  # and where the block of the step under way began
         self._fingerprint: tuple[Any, ...] | None = None  # of what steps alone may change, after the newest one
 
     def look_at_loop(self, frame: FrameType, called_at: Sequence[tuple[str, int]]) -> None:
@@ -61,6 +69,31 @@ class ScriptChecks:
                 "that are carried from step to step are lost with a failure. Put the whole accumulation into one step: "
                 "relight.Training(..., accumulate=K), and one optimizer.step() for each"
             )
+
+    # --- modes ------------------------------------------------------------------------------------------------
+    def refuse_other_modes(self) -> None:
+        """Raises UsageError if steps have entered or left a mode for good, which a replacement would not do."""
+        modes = modes_now()
+        if self._modes_of_loop is None:
+            self._modes_of_loop = modes
+        elif modes != self._modes_of_loop:
+            raise UsageError(_MODES.format(names=names_of_modes(modes, self._modes_of_loop)))
+
+    def enter_block(self) -> None:
+        """The block begins."""
+        self._modes_of_block = modes_now()
+
+    def leave_block(self, error: BaseException | None) -> None:
+        """The block has ended: a step that is undone leaves the modes that it has entered.
+
+        Raises:
+            UsageError: one that is complete has entered or left a mode.
+        """
+        if modes_now() == self._modes_of_block:
+            return
+        if error is None:
+            raise UsageError(_MODES.format(names=names_of_modes(modes_now(), self._modes_of_block)))
+        return_to(self._modes_of_block)
 
     # --- between two steps ------------------------------------------------------------------------------------
     def note_boundary(self) -> None:

@@ -1,10 +1,16 @@
-"""Training modes of modules and `requires_grad` of parameters, as a copy of the state carries them."""
+"""Training modes of modules, `requires_grad` of parameters, and which have gradients, as a copy of the state has them.
 
-from collections.abc import Mapping
+A script cannot tell zeros of a gradient that it makes zero first. But whether there is one shows: `p.grad is not None`,
+and `zero_grad` calls more of torch, which a mode of the script may count.
+"""
 
+from collections.abc import Mapping, Sequence
+
+import torch
 from torch import nn
 
-Modes = dict[str, list[str]]  # by module handed over: modes of its modules and flags of its parameters, as 0 and 1
+# By module handed over: modes of its modules, flags of its parameters, and which have gradients, as 0 and 1.
+Modes = dict[str, list[str]]
 
 
 def modes_of(modules: Mapping[str, nn.Module]) -> Modes:
@@ -16,6 +22,7 @@ def modes_of(modules: Mapping[str, nn.Module]) -> Modes:
         owner: [
             "".join("01"[child.training] for child in module.modules()),
             "".join("01"[parameter.requires_grad and parameter.is_leaf] for parameter in module.parameters()),
+            "".join("01"[parameter.grad is not None] for parameter in module.parameters()),
         ]
         for owner, module in modules.items()
     }
@@ -23,7 +30,7 @@ def modes_of(modules: Mapping[str, nn.Module]) -> Modes:
 
 def adopt_modes(modules: Mapping[str, nn.Module], modes: Modes) -> None:
     """Set the modes and flags that `modes_of` returned for modules of the same layout."""
-    for owner, (training, trained) in modes.items():
+    for owner, (training, trained, *_) in modes.items():
         module = modules[owner]
         for child, mode in zip(module.modules(), training, strict=False):
             child.training = mode == "1"
@@ -32,3 +39,19 @@ def adopt_modes(modules: Mapping[str, nn.Module], modes: Modes) -> None:
                 if not parameter.is_leaf:
                     parameter.detach_()
                 parameter.requires_grad_(trains == "1")
+
+
+def make_gradients(modules: Mapping[str, nn.Module], modes: Modes) -> None:
+    """Give gradients to the parameters that had some where `modes_of` was asked, zeros, and to no others."""
+    for owner, (_, _, *gradients) in modes.items():
+        parameters = list(modules[owner].parameters())
+        give_gradients(parameters, [has_one == "1" for has_one in "".join(gradients)])
+
+
+def give_gradients(parameters: Sequence[torch.Tensor], have: Sequence[bool]) -> None:
+    """Give zeros as gradients to those of the parameters that are to have one and have none, and take others away."""
+    for parameter, has_one in zip(parameters, have, strict=False):
+        if not has_one:
+            parameter.grad = None
+        elif parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)

@@ -17,6 +17,7 @@ from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
 from relight.training.state.corruption import DigestExchange, differ, differing_tensors
 from relight.training.state.tracked import TrackedState
+from relight.training.torch_private.script_modes import unseen
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.recovery.recovery import Recovery
 
@@ -67,6 +68,7 @@ class Barrier:
             act.BeginWrite: self._begin_write,
         }
 
+    @unseen
     def before_write(self, writer: str, optimizer: str | None) -> None:
         """Returns when the write may begin. Raises StepInterrupted if this step is to be repeated.
 

@@ -12,16 +12,26 @@ from torch.optim import Optimizer
 
 from relight.training.state.optimizers.parameter_groups import parameters_of
 from relight.training.state.tracked import have_gradients
+from relight.training.torch_private.script_modes import sees_calls, unseen
 
 
 class LeftGradients:
     """Knows of which optimizers gradients wait, and since when."""
 
     def __init__(
-        self, optimizers: Mapping[str, Any], generation: Callable[[], int], doubt: Callable[[str], None]
+        self,
+        optimizers: Mapping[str, Any],
+        generation: Callable[[], int],
+        doubt: Callable[[str], None],
+        seen_by_mode: Callable[[], None],
     ) -> None:
-        """Watch optimizers by their names. `generation` is another one after each recovery."""
+        """Watch optimizers by their names.
+
+        `generation` is another one after each recovery; `seen_by_mode` is called when a mode of the script sees how
+        gradients are made zero.
+        """
         self._optimizers, self._generation, self._doubt = optimizers, generation, doubt
+        self._seen_by_mode = seen_by_mode
         self._waiting: dict[str, int] = {}  # with the generation in which the first of these were computed
         self._at_start = dict(self._waiting)
         self._stepped: set[str] = set()
@@ -57,6 +67,7 @@ class LeftGradients:
                 self._waiting[name] = self._generation()
         self._at_start = dict(self._waiting)
 
+    @unseen
     def _made_zero(self, owner: Any) -> None:
         if not self._waiting:
             return
@@ -74,6 +85,8 @@ class LeftGradients:
 
         @functools.wraps(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if sees_calls():
+                left._seen_by_mode()
             left._made_zero(self)
             return original(self, *args, **kwargs)
 

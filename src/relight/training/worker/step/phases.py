@@ -16,7 +16,8 @@ from relight.core.protocol.position import Phase
 from relight.errors import StepInterrupted
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.autograd import at_backward, gradient_hooks, not_compiled, put_hook
+from relight.training.torch_private.autograd import at_backward, gradient_hooks, put_hook
+from relight.training.torch_private.script_modes import unseen
 
 # Some parameters look, when their gradient is ready, whether the generation was closed: so a backward pass is stopped
 # within about so long, whatever its length. How many are needed is seen in the first steps.
@@ -28,7 +29,7 @@ _PASSES_TO_SEE = 3  # the first ones allocate, and take longer
 _installed: list["PhaseHooks"] = []
 
 
-@not_compiled
+@unseen
 def before_forward(module: nn.Module, arguments: Any) -> None:  # noqa: ARG001
     """A function, since a step may copy a module with its hooks: a method would be copied with all that it holds."""
     for hooks in _installed:
@@ -111,6 +112,7 @@ class PhaseHooks:
             self._gates.place(self._gated())
             self._shut_if_closed()
 
+    @unseen
     def _on_backward(self) -> None:
         page = self._runtime.page
         if page.phase is Phase.FORWARD and self._active():
@@ -119,12 +121,12 @@ class PhaseHooks:
                 self._passes += 1
                 self._worked_ns = page.worked_ns(Phase.BACKWARD)
 
-    @not_compiled
+    @unseen
     def _look(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
         if self._runtime.closed and self._active():
             raise StepInterrupted("the generation was closed by a failure elsewhere")
 
-    @not_compiled
+    @unseen
     def _strike(self, parameter: torch.Tensor) -> None:  # noqa: ARG002
         if self._active():
             self._runtime.faults.strike(Point.BACKWARD)

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
+from relight.training.torch_private.script_modes import unseen
 from relight.training.worker.step.left_gradients import LeftGradients
 from relight.training.wrappers import is_container
 
@@ -101,6 +102,7 @@ class WriteWatch:
 
         return undo
 
+    @unseen
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         if not self._in_use():
             self._refuse_outside(optimizer, "step")
