@@ -48,7 +48,7 @@ AS_ALONE = {
     "modules.py": ("byol", "containers", "curriculum", "hooks", "validations"),
 }
 ALONE_DIFFERS = {
-    "trainers.py": ("glue", "workers", "seq2seq", "module_state"),
+    "trainers.py": ("glue", "workers", "seq2seq", "module_state", "unnamed", "unnamed_functions"),
     "modules.py": ("teacher", "weighted", "samplers", "batch_sampler"),
     "accelerated.py": ("plain", "saves", "bf16", "prepared"),
     "accelerated_pair.py": ("tracked", "bf16", "saves"),

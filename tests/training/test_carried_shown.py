@@ -151,3 +151,39 @@ def test_a_list_of_objects_beside_one_of_a_library_is_no_value_that_changes(tmp_
     loop = Loop(until=12)
     run_script(script, loop, tmp_path)
     assert loop.said == []
+
+
+ENCLOSED = """
+import weakref
+def made():
+    best, calls = {"value": 0.0}, 0
+    def measure(value):
+        nonlocal calls
+        calls += 1
+        best["value"] = max(best["value"], value)
+        return best["value"], calls
+    return measure
+
+def run():
+    steps.hidden = made()
+    steps.carried.show("compute_metrics", steps.hidden, lambda name, value: False)
+    for step in steps():
+        with step as value:
+            steps.hidden(value)
+            step.end()
+    return steps.hidden(0.0)
+result = run()
+"""
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_what_a_shown_function_encloses_is_undone_with_its_step(step: int, tmp_path: Path) -> None:
+    assert run_script(ENCLOSED, Loop(fails_at=step), tmp_path) == (STEPS, STEPS + 1)
+
+
+@pytest.mark.parametrize("step", range(3, STEPS))
+def test_a_replacement_gets_what_a_shown_function_encloses(step: int, tmp_path: Path) -> None:
+    first = Loop()
+    run_script(ENCLOSED, first, tmp_path)
+    second = Loop(begins_at=step, tree=decode_tree(first.kept[step]))
+    assert run_script(ENCLOSED, second, tmp_path) == (STEPS, STEPS + 1)

@@ -632,6 +632,51 @@ def unnamed():
     finish(made, averages.ema.shadow, averages.ema.count, list(patience.window), patience.worse)
 
 
+def unnamed_functions():
+    """A collator, metrics and a loss with state of their own, that no variable names."""
+
+    class Collator:
+        def __init__(self):
+            self.calls = 0
+
+        def __call__(self, features):
+            self.calls += 1
+            batch = default_data_collator(features)
+            batch["input_ids"][:, : self.calls % 4] = 0
+            return batch
+
+    class Metrics:
+        def __init__(self):
+            self.best, self.seen = 0.0, []
+
+        def __call__(self, p):
+            value = float(np.argmax(p.predictions, axis=-1).mean())
+            self.best = max(self.best, value)
+            self.seen.append(value)
+            return {"best": self.best, "count": len(self.seen)}
+
+    def loss():
+        calls = 0
+
+        def function(outputs, labels, num_items_in_batch=None):
+            nonlocal calls
+            calls += 1
+            value = nn.functional.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten())
+            return (1 + 0.1 * (calls % 3)) * value
+
+        return function
+
+    made = trainer(
+        collate=Collator(),
+        compute_metrics=Metrics(),
+        compute_loss_func=loss(),
+        eval_dataset=tokens(16, 1),
+        args=arguments(eval_strategy="steps", eval_steps=3),
+    )
+    made.train()
+    finish(made, made.data_collator.calls, made.compute_metrics.best, made.compute_metrics.seen)
+
+
 def module_state():
     """A plain module that counts and keeps a memory queue, as MoCo does; not of transformers."""
 

@@ -122,7 +122,9 @@ class RankProgress:
         self._effects = effects
         self._pending = pending
         self._take_pending = take_pending
-        self._dataset = reader.shown if reader is not None else None
+        self._data = {"datamodule": trainer.datamodule}
+        if reader is not None:
+            self._data |= {"train_dataset": reader.shown, "collate_fn": reader.collate}
         self._left: set[int] = set()  # callbacks whose attributes relight keeps, by `id`
 
     def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
@@ -134,12 +136,16 @@ class RankProgress:
         self.expect_writes = expect_writes
         librarys = names_in(type(self._trainer), ("lightning.",))
         librarys.add("_last_val_time")  # set by a loop: a time of this process
-        show("train_dataset", self._dataset, lambda _name, _value: False)
+        for name, thing in self._data.items():
+            show(name, thing, lambda _name, _value: False)
         show("trainer", self._trainer, lambda name, _value: name in librarys)
         for number, callback in enumerate(self._trainer.callbacks):
             says_itself = not is_own(callback) or not is_lightnings(callback, "state_dict")
             if not says_itself and show(f"callbacks[{number}]", callback, lambda _name, _value: False):
                 self._left.add(id(callback))
+            for name, value in vars(callback).items() if not is_own(callback) else ():
+                if callable(value):  # of a LambdaCallback
+                    show(f"callbacks[{number}].{name}", value, lambda _name, _value: False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies."""

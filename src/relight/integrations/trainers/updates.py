@@ -223,7 +223,9 @@ class Reader:
         """`loader` gives single batches."""
         self._reads_late = not loader.num_workers  # which read ahead, and have copies of the dataset
         self._items, self._collate = _TaggedItems(loader.dataset), loader.collate_fn
-        self.shown = loader.dataset if self._reads_late else None  # the dataset, if changes of it count
+        # The dataset, and what makes batches of its items, if changes of them count.
+        self.shown = loader.dataset if self._reads_late else None
+        self.collate = loader.collate_fn if self._reads_late else None
 
     def places(self, grouped: DataLoader[Any]) -> DataLoader[Any]:
         """Make a DataLoader of places in place of one that `grouped_loader` has made, if items are to be read late."""

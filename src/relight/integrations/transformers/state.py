@@ -19,6 +19,7 @@ from relight.integrations.transformers.logs import Logs
 _OF_RANK = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history"}
 _REPORTERS = (PrinterCallback, ProgressCallback, *INTEGRATION_TO_CALLBACK.values())
 _LIBRARIES = ("transformers.", "trl.")
+_CALLED = ("data_collator", "compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -88,6 +89,8 @@ class RankProgress:
             ):
                 self._left.add(id(callback))
         show("train_dataset", self._dataset, lambda _name, _value: False)  # callbacks may tell it the epoch
+        for name in _CALLED:
+            show(name, getattr(trainer, name, None), lambda _name, _value: False)
         if show("trainer", trainer, self._keeps):
             self._left.add(id(trainer))
 

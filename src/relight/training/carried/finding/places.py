@@ -20,6 +20,7 @@ from relight.training.torch_private.modules import buffers_in, hook_table, modul
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 _SEPARATOR = "\x1f"
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _FIXED_INSIDE = (types.MethodType, functools.partial)  # their objects and arguments are never others
 
 
@@ -283,8 +284,11 @@ class Spots:
     def show(self, name: str, thing: Any, keeps: Callable[[str, Any], bool]) -> bool:
         """Look into an object as if a variable of the script held it, less attributes that are kept otherwise.
 
-        Returns whether its class is the script's own: nothing is carried of others.
+        Of a function, what it encloses is looked into. Returns whether it is an object of a class of the script's own:
+        nothing is carried of others.
         """
+        if isinstance(thing, _FUNCTIONS):
+            self.shown[name] = thing
         if kind_of(thing) != "object":
             return False
         self.shown[name] = thing
