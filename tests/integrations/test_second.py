@@ -45,6 +45,10 @@ ONCE = {
     "an early return": (
         "def main():\n    a = Trainer()\n    a.train()\n    if a:\n        return\n    a.train()\nmain()\n"
     ),
+    "a turn of a loop": "for x in (1, 2):\n    a = Trainer()\n    if x == 1:\n        a.train()\n",
+    "a function that decides": (
+        "def main(x):\n    if x == 1:\n        Trainer().train()\nfor x in (1, 2):\n    main(x)\n"
+    ),
     "defined only": "a = Trainer()\ndef again():\n    a.train()\na.train()\n",
 }
 

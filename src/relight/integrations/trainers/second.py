@@ -27,9 +27,12 @@ def comes_again(method: str, kind: type) -> str | None:
     call: _Call = _OfMethod(method, kind)
     while here is not None:
         if _is_scripts(here.f_code) and not _is_method_of(here, kind):
-            line = _second_line(here, call)
+            way = _way_in(here)
+            line = _second_line(way, here, call)
             if line is not None:
                 return f"{here.f_code.co_filename}:{line}"
+            if _branches(way):
+                return None  # called again, the function may take another way
             call = _OfFunction(here.f_code.co_name)
         here = here.f_back
     return None
@@ -78,17 +81,22 @@ def _is_method_of(frame: FrameType, kind: type) -> bool:
     return code.co_argcount > 0 and isinstance(frame.f_locals.get(code.co_varnames[0]), kind)
 
 
-def _second_line(frame: FrameType, call: _Call) -> int | None:
-    """The line of a loop around the call that runs, or of a statement after it that makes it again."""
+def _way_in(frame: FrameType) -> list[tuple[list[ast.stmt], int]]:
+    """The blocks that lead to the line of a frame, from the outermost one, with the place of the statement in each."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     try:
-        body = _body_of(ast.parse(source), frame.f_code)
+        return list(_way(_body_of(ast.parse(source), frame.f_code), frame.f_lineno))
     except SyntaxError:
-        return None
-    for block, at in reversed(list(_way(body, frame.f_lineno))):
+        return []
+
+
+def _second_line(way: list[tuple[list[ast.stmt], int]], frame: FrameType, call: _Call) -> int | None:
+    """The line of a loop around the call that runs, or of a statement after it that makes it again."""
+    for depth, (block, at) in reversed(list(enumerate(way))):
         statement = block[at]
-        if isinstance(statement, _LOOPS) and frame.f_lineno > statement.lineno and not _may_leave(statement.body):
-            return statement.lineno
+        if isinstance(statement, _LOOPS) and frame.f_lineno > statement.lineno:
+            if not _branches(way[depth + 1 :]) and not _may_leave(statement.body):
+                return statement.lineno
         following = block[at + 1 :]
         for later in following:
             if any(call.is_made_by(each, frame, following) for each in _certain(later)):
@@ -96,6 +104,11 @@ def _second_line(frame: FrameType, call: _Call) -> int | None:
             if _may_leave([later]):
                 return None
     return None
+
+
+def _branches(way: list[tuple[list[ast.stmt], int]]) -> bool:
+    """Return whether it is decided on the way whether the call is made."""
+    return any(isinstance(block[at], _BRANCHES) for block, at in way)
 
 
 def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt]:
@@ -109,7 +122,7 @@ def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt]:
 
 
 def _way(body: list[ast.stmt], line: int) -> Iterator[tuple[list[ast.stmt], int]]:
-    """The blocks that lead to a line, from the outermost one, with the place of the statement in each."""
+    """Yield the blocks that lead to a line."""
     for at, statement in enumerate(body):
         if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
             yield body, at
