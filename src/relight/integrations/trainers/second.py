@@ -94,9 +94,9 @@ def _second_line(way: list[tuple[list[ast.stmt], int]], frame: FrameType, call: 
     """The line of a loop around the call that runs, or of a statement after it that makes it again."""
     for depth, (block, at) in reversed(list(enumerate(way))):
         statement = block[at]
-        if isinstance(statement, _LOOPS) and frame.f_lineno > statement.lineno:
-            if not _branches(way[depth + 1 :]) and not _may_leave(statement.body):
-                return statement.lineno
+        is_certain = not _branches(way[depth + 1 :]) and frame.f_lineno > statement.lineno
+        if is_certain and isinstance(statement, _LOOPS) and not _may_leave(statement.body):
+            return statement.lineno
         following = block[at + 1 :]
         for later in following:
             if any(call.is_made_by(each, frame, following) for each in _certain(later)):
