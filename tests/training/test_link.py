@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import select
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,6 +66,24 @@ def test_an_agent_that_dies_after_it_accepted_is_given_up_for_the_next(tmp_path:
             with accept() as third:
                 assert told(third) == LONG
                 link.close()
+
+
+def test_a_scripts_default_timeout_of_sockets_is_none_of_a_link(tmp_path: Path) -> None:
+    """It is set for downloads; a link may be silent for as long as all goes well."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "agent.sock"))
+        listener.listen()
+        default = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(0.01)
+        try:
+            link = AgentLink(str(tmp_path / "agent.sock"), "w0", DEADLINE_SECONDS, Listener())
+        finally:
+            socket.setdefaulttimeout(default)
+        link.start()
+        connection, _ = listener.accept()
+        with connection, contextlib.closing(link):
+            again, _, _ = select.select([listener], [], [], 0.3)
+            assert not again, "it has given the agent up"
 
 
 def test_what_goes_wrong_with_one_order_does_not_keep_it_from_the_next(

@@ -1,5 +1,6 @@
 """Words of relight in a worker whose script has closed its standard streams, or put others in their place."""
 
+import builtins
 import io
 import sys
 from typing import Any
@@ -36,6 +37,14 @@ def test_words_go_where_the_process_began(monkeypatch: pytest.MonkeyPatch, strea
     assert first.getvalue() == "it ends\n"
     monkeypatch.setattr(sys, "__stderr__", None)
     output.tell("it ends")
+
+
+def test_words_do_not_depend_on_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", own)
+    monkeypatch.setattr(builtins, "print", lambda *_, **__: None)  # on ranks other than the first
+    output.tell("it ends")
+    assert own.getvalue() == "it ends\n"
 
 
 def test_a_scripts_own_stream_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

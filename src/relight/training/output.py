@@ -10,7 +10,8 @@ def tell(text: str) -> None:
         if stream is None:
             continue
         with contextlib.suppress(Exception):
-            print(text, file=stream, flush=True)
+            stream.write(f"{text}\n")  # not print: many scripts replace that, on all ranks but the first
+            stream.flush()
             return
 
 

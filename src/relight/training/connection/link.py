@@ -66,6 +66,7 @@ class AgentLink:
 
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection.settimeout(None)  # the script may have set a default for its downloads
         try:
             connection.connect(self._path)
             connection.sendall(encode_frame(WorkerHello(process=self._process, pid=os.getpid())))

@@ -131,6 +131,7 @@ class Channel:
     def __init__(self, connection: socket.socket, types: Any) -> None:
         """`types`: what the other side may say."""
         self.peer_pid = _check_peer(connection)
+        connection.settimeout(None)  # whatever the script's default is (socket.setdefaulttimeout)
         self._socket = connection
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(types)
         self._sending = threading.Lock()

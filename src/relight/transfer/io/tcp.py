@@ -65,6 +65,7 @@ def listen_on(host: str, port: int = 0) -> tuple[socket.socket, str]:
         raise TransferError(f"{host} is not an address that other hosts can reach this one at; use one that is")
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.settimeout(None)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((str(address), port))
