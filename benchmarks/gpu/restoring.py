@@ -34,7 +34,7 @@ def offer(link: Connection, path: Path, gib: float) -> None:
         link.send(checksum(state))
 
 
-def measure(gib: float, rounds: int = 3) -> dict[str, Any]:
+def measure(gib: float, rounds: int = 3, connections: int = 1) -> dict[str, Any]:
     """Return the seconds of a fetch, and of copies of as many bytes by way of pinned memory."""
     kind = accelerator()
     device = kind.device_of_slot(0)
@@ -52,7 +52,7 @@ def measure(gib: float, rounds: int = 3) -> dict[str, Any]:
                 near.send(generation)
                 expected = expect(near)
                 started = time.perf_counter()
-                client.fetch(generation, 1, [Address(str(path))], state.get)
+                client.fetch(generation, 1, [Address(str(path))] * connections, state.get)
                 kind.synchronize(device)
                 seconds.append(time.perf_counter() - started)
                 if checksum(state) != expected:
@@ -65,6 +65,7 @@ def measure(gib: float, rounds: int = 3) -> dict[str, Any]:
     median = statistics.median(seconds[1:])
     return {
         "gib": gib,
+        "connections": connections,
         "first_s": round(seconds[0], 4),
         "median_s": round(median, 4),
         "gib_per_s": round(nbytes / GIB / median, 1),

@@ -95,6 +95,7 @@ def main() -> None:
     plain = DistributedDataParallel(net, process_group=group)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     training = relight.Training(model=model, optimizer=optimizer)
+    training.carry(ignore=("measured._events", "measured._began", "times", "blocks", "left"))  # of the measurement
     measured = Measured(Hooks(training))
 
     def take(kind: str, samples: int, number: int, protection: Any) -> None:

@@ -1,6 +1,8 @@
 """One script of the library as one job of `relight run`: left alone, killed in phases, or killed at random times."""
 
 import contextlib
+import dataclasses
+import os
 import random
 import shutil
 import signal
@@ -17,6 +19,7 @@ from tests.idioms.library import path_of, ranks_of
 from tests.idioms.verdict import Ending, digests_in
 from tests.survival.harness import HANG_SECONDS, PATIENCE, ROOT, Job, Training, plain_environment, send
 
+DEVICE_VARIABLE = "RELIGHT_IDIOMS_DEVICE"  # torch's default device in each script
 DEADLINE_SECONDS = 80.0 * PATIENCE
 STRIKES = 2  # at random times, in one job
 # Each rank is struck, in each phase; far enough apart for a new standby now and then, not always.
@@ -107,8 +110,23 @@ def _run(
 ) -> Ending:
     """A job with faults in words, disturbed from outside; `planned`: how many failures are on purpose."""
     training = Training(ranks=ranks_of(name), steps=0, program=str(path_of(name)))
+    environment = None
+    if device := os.environ.get(DEVICE_VARIABLE):
+        arguments = (device, str(path_of(name)))
+        training = dataclasses.replace(
+            training, program=str(ROOT / "tests" / "idioms" / "on_device.py"), arguments=arguments
+        )
+        environment = {"CUDA_VISIBLE_DEVICES": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     with tempfile.TemporaryDirectory(prefix="idiom-") as directory:
-        job = IdiomJob(Path(directory), training, faults=faults, standbys=1, hang_seconds=2 * HANG_SECONDS, flags=flags)
+        job = IdiomJob(
+            Path(directory),
+            training,
+            faults=faults,
+            standbys=1,
+            hang_seconds=2 * HANG_SECONDS,
+            flags=flags,
+            environment=environment,
+        )
         with job:
             if disturb is not None:
                 disturb(job)
