@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--told", type=Path, required=True, help="where rank 0 writes how large the model is")
     options = parser.parse_args()
     job = relight.init()
+    torch.use_deterministic_algorithms(True)  # of attention and embeddings: else no step can be repeated
     torch.manual_seed(0)
     net = Transformer(options.layers, options.width).to(job.device)
     model = DistributedDataParallel(net)

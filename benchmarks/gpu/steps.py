@@ -44,7 +44,7 @@ def measure() -> dict[str, Any]:
         ended = subprocess.run(
             command,
             cwd=place,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--meeting", required=True)
     options = parser.parse_args()
     job = relight.init()
+    torch.use_deterministic_algorithms(True)  # of attention and embeddings: else no step can be repeated
     torch.manual_seed(0)
     net = Transformer(12, 1024).to(job.device)
     model = DistributedDataParallel(net)
