@@ -20,6 +20,7 @@ from relight.training.publish.lent_parts import LentParts
 from relight.training.publish.reporter import PublishReporter
 from relight.training.publish.weights import Rename, Weights
 from relight.training.state.tracked import TrackedState
+from relight.transfer.plan.plan import DEFAULT_BUCKET_BYTES
 from relight.transfer.publish.handle import Handle
 from relight.transfer.publish.publisher import Publisher
 from relight.transfer.publish.source import Source
@@ -198,9 +199,9 @@ class Publishing:
     def _open(self) -> Publisher:
         if self._publisher is None:
             self._opened = time.monotonic()
+            size = self._weights.bucket_bytes() if self._weights is not None else DEFAULT_BUCKET_BYTES
             self._publisher = Publisher(
-                self._runtime.settings.run_dir,
-                stall_timeout_seconds=self._stall_timeout_seconds,
+                self._runtime.settings.run_dir, bucket_bytes=size, stall_timeout_seconds=self._stall_timeout_seconds
             )
             self._reporter.start(self._publisher)
             if self._weights is not None and not self._is_divided:

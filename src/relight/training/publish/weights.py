@@ -11,6 +11,7 @@ from relight.training.torch_private.distributed.pipeline import ranks_along
 from relight.transfer.io.codec import local_part
 from relight.transfer.plan.division import ShardSpec, parts_of
 from relight.transfer.plan.manifest import Entry, Part, make_manifest
+from relight.transfer.plan.plan import DEFAULT_BUCKET_BYTES, DEVICE_BUCKET_BYTES, bucket_bytes_for
 from relight.transfer.publish.source import Source
 from relight.transfer.tensors.device import is_on_device
 from relight.transfer.tensors.device_buffers import DeviceBuffers, SourceOnDevice
@@ -45,6 +46,13 @@ class Weights:
         """True if ranks hold different parts of them."""
         return self._has_dtensors or bool(self._stages)
 
+    def bucket_bytes(self) -> int:
+        """Return how large buckets are to be, as the buffers, of which two lie on the device if the weights do."""
+        tensors = self._tensors().values()
+        if self.is_divided or not is_on_device(tensors):
+            return DEFAULT_BUCKET_BYTES
+        return bucket_bytes_for(sum(tensor.nbytes for tensor in tensors), DEVICE_BUCKET_BYTES)
+
     def whole(self) -> Source:
         """All of them as they are now: parameters, which change in writes only, where they lie; buffers copied."""
         tensors = self._tensors()
@@ -56,7 +64,7 @@ class Weights:
         devices = {tensor.device for tensor in own.values()}
         if len(devices) == 1 and is_on_device(own.values()):
             try:
-                self._device_buffers = self._device_buffers or DeviceBuffers(devices.pop())
+                self._device_buffers = self._device_buffers or DeviceBuffers(devices.pop(), self.bucket_bytes())
                 return SourceOnDevice(own, self._device_buffers)
             except TransferError as error:
                 why = str(error)

@@ -11,6 +11,8 @@ from relight.transfer.plan.manifest import Entry, Manifest, Part
 
 ALIGNMENT = 64  # of each piece in its bucket: any type can be viewed in place, and copies run at full speed
 DEFAULT_BUCKET_BYTES = 32 * 2**20
+# Where weights lie on a device: it moves 32 MiB in the time that its processes need to exchange a message.
+DEVICE_BUCKET_BYTES = 256 * 2**20
 _OVERLAP = 8  # buckets at least, if that leaves them large enough: there is nothing to overlap in one
 _SMALL_BYTES = 2**20
 

@@ -15,7 +15,7 @@ from relight.device.choose import accelerator_of
 from relight.errors import TransferError
 from relight.transfer.io.codec import raw_bytes
 from relight.transfer.plan.manifest import describe_bytes
-from relight.transfer.plan.plan import DEFAULT_BUCKET_BYTES, Bucket, Piece
+from relight.transfer.plan.plan import DEVICE_BUCKET_BYTES, Bucket, Piece
 from relight.transfer.plan.schedule import IPC_BUFFERS
 from relight.transfer.tensors.device import CopyStreams, bytes_on_device
 from relight.transfer.tensors.weights import TensorSource
@@ -36,7 +36,7 @@ class DeviceBuffers:
     Whatever used their memory before is over when an update begins, for a source settles first.
     """
 
-    def __init__(self, device: torch.device, nbytes: int = DEFAULT_BUCKET_BYTES) -> None:
+    def __init__(self, device: torch.device, nbytes: int = DEVICE_BUCKET_BYTES) -> None:
         """Raises TransferError: no room on the device, or its memory cannot be exported."""
         kind = accelerator_of(device)
         self.identity = kind.identity(device)
