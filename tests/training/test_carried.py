@@ -330,6 +330,19 @@ REFUSED = {
         ),
         "as a key",
     ),
+    "made by a function": (
+        function(
+            "f = make(0)",
+            "if f(b) > 1e9:\n raise ValueError\nif step.number == 90:\n f = make(b)",
+            "0",
+            setup="def make(b):\n return lambda n: b + n\n",
+        ),
+        "f stands for a function that steps make",
+    ),
+    "made in a turn": (
+        function("f = lambda n: n", "if f(b) > 1e9:\n raise ValueError\nif step.number == 90:\n f = lambda n: b", "0"),
+        "f stands for a function that steps make",
+    ),
     "declared name": (function("carry('other')", "x = b", "0"), "sees no such name"),
     "declared attribute": (
         function("t = Trainer()\ncarry('t.other')", "x = b", "0", setup=TRAINER),
@@ -511,7 +524,7 @@ def test_what_is_put_into_the_state_decides_what_steps_compute(body: str) -> Non
     made = "def make(b):\n return lambda n: b / n\n"
     setup = f"{NET}{made}f = make(2.)\n"
     block = f"k = f(2.)\n{body}\nif step.number == 2:\n f = make(b)"
-    with pytest.raises(UsageError, match="f goes on from step to step"):
+    with pytest.raises(UsageError, match="f stands for a function that steps make"):
         run(f"import torch\n{setup}for step in steps():\n with step as b:\n{indent(block, '  ')}\nresult = 0\n", Loop())
 
 

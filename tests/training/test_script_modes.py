@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from relight.errors import UsageError
-from relight.training.state.modules.modes import give_gradients
+from relight.training.state.modules.modes import give_gradients, gradients_of
 from relight.training.torch_private.script_modes import (
     default_device,
     hidden_from_modes,
@@ -119,7 +119,13 @@ def test_data_of_a_parameter_counts_as_without_relight() -> None:
 def test_the_same_parameters_have_gradients() -> None:
     one, other, third = (nn.Parameter(torch.ones(2)) for _ in range(3))
     one.grad, other.grad = torch.ones(2), torch.ones(2)
-    give_gradients([one, other, third], [True, False, True])
+    sparse = nn.Parameter(torch.ones(2))
+    sparse.grad = torch.zeros(2).to_sparse()
+    assert gradients_of([one, other, third, sparse]) == [1, 1, 0, 2]
+    sparse.grad = None
+    give_gradients([sparse], [2])
+    assert sparse.grad is None
+    give_gradients([one, other, third], [1, 0, 1])
     assert one.grad is not None
     assert one.grad.tolist() == [1, 1]
     assert other.grad is None

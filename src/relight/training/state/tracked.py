@@ -21,7 +21,14 @@ from relight.training.state.handed.refusals import refuse_averages_of_zero, refu
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.layouts import Layouts, Versioned
-from relight.training.state.modules.modes import Modes, adopt_modes, give_gradients, make_gradients, modes_of
+from relight.training.state.modules.modes import (
+    Modes,
+    adopt_modes,
+    give_gradients,
+    gradients_of,
+    make_gradients,
+    modes_of,
+)
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
 from relight.training.state.modules.structure import structure
@@ -78,7 +85,7 @@ class TrackedState:
         # Whether gradients were None, not zeros, when the step under way started; also those of `per_rank` modules.
         self.gradients_to_none = self._own_to_none = True
         self._notes_each_gradient = False
-        self._had_gradients: list[bool] = []  # by parameter, as the step began
+        self._had_gradients: list[int] = []  # by parameter, as the step began
 
     # --- objects ----------------------------------------------------------------------------------------------------
     def keeps(self, thing: Any) -> bool:
@@ -252,7 +259,7 @@ class TrackedState:
         self.gradients_to_none = first is None or first.grad is None
         self._own_to_none = not self._own_parameters or self._own_parameters[0].grad is None
         if self._notes_each_gradient:
-            self._had_gradients = [parameter.grad is not None for parameter in self.parameters]
+            self._had_gradients = gradients_of(self.parameters)
 
     def note_each_gradient(self) -> None:
         """From the next step on: a mode of the script sees for how many parameters `zero_grad` finds a gradient."""

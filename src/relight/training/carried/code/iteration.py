@@ -2,9 +2,11 @@
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any
 
 from relight.training.carried.code import source
 
@@ -34,6 +36,23 @@ class Iteration:
     def may_leave(self) -> bool:
         """True if a turn may leave the loop, by `break` or `return`."""
         return any(_leaves(statement) for piece in self.pieces for statement in piece.statements)
+
+    def makes_anew(self, name: str, function: Any) -> bool:
+        """Return whether a turn makes a function that `name` then stands for, as the one that it stands for was made.
+
+        A `lambda` or `def` in the loop does, and a call of the function in which that one was defined.
+        """
+        made_in = getattr(function, "__qualname__", "").partition(".<locals>")[0].rpartition(".")[2]
+        if isinstance(function, functools.partial):
+            made_in = "partial"
+        for node in (inner for piece in self.pieces for one in piece.statements for inner in ast.walk(one)):
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                return True
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+                called = node.value.func if isinstance(node.value, ast.Call) else None
+                if isinstance(node.value, ast.Lambda) or (called and made_in == ast.unparse(called).rpartition(".")[2]):
+                    return True
+        return False
 
     def enters(self, node: ast.With | ast.AsyncWith) -> bool:
         """Return whether a statement of the loop is `with step`; there may be several, one in each branch."""

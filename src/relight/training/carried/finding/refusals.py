@@ -43,6 +43,15 @@ def of_counter(one: Kept) -> UsageError:
     )
 
 
+def of_function(one: Kept) -> UsageError:
+    """A function that some step makes anew, with numbers of that step in it."""
+    return UsageError(
+        f"{one.where}: {one.name} stands for a function that steps make, and a replacement cannot get what that "
+        "remembers: keep it in variables of the loop, which are carried, and give them to one function as arguments, "
+        "or write a class with these as attributes and a method __call__"
+    )
+
+
 def of_iterator(one: Kept, value: Any) -> UsageError:
     """An iterator that a step goes on with. A generator of the user's may hold anything, data or a schedule."""
     instead = "hand over the data (relight.Training(data=...)), or fetch it by step.number"

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from relight.training.carried.code.iteration import Iteration
 from relight.training.carried.code.refs import Place, describe, is_iterator
 from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
@@ -16,7 +17,7 @@ from relight.training.carried.reading.names import Found, names_of
 from relight.training.carried.values.trees.words import Unsupported, name_of
 from relight.training.carried.values.trees.writer import write_down
 from relight.training.script_files import is_file_of_relight
-from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.kinds import is_fixed, kind_of
 
 
 class Search:
@@ -57,7 +58,7 @@ class Search:
             written = {*names.dead, *(found.place for found in names.found.values())}
             catalog.comparison.rebound = {place for place in written if len(place) == 1}
             for found in names.found.values():
-                self._keep_found(found)
+                self._keep_found(found, iteration)
         for text in self._declared_names:
             self._keep_named(text)
         loop.look_at(frame)
@@ -73,7 +74,7 @@ class Search:
             "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
         )
 
-    def _keep_found(self, found: Found) -> None:
+    def _keep_found(self, found: Found, iteration: Iteration) -> None:
         where = f"{short(found.file)}:{found.line}"
         if (holder := self._of_data(found.place)) is not None:
             self._refuse_of_data(found, where, holder)
@@ -93,6 +94,8 @@ class Search:
             self._catalog.leave_out(one, f"{name_of(value)} cannot be carried")
         elif one.feeds and isinstance(value, nn.Module):
             raise refusals.of_module(one, value)
+        elif one.feeds and is_fixed(value) and len(found.place) == 1 and iteration.makes_anew(one.name, value):
+            raise refusals.of_function(one)
 
     def _of_data(self, place: Place) -> Place | None:
         """The first object on the way to a place that the data holds, if there is one."""

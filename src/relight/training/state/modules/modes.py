@@ -4,7 +4,7 @@ A script cannot tell zeros of a gradient that it makes zero first. But whether t
 and `zero_grad` calls more of torch, which a mode of the script may count.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ def modes_of(modules: Mapping[str, nn.Module]) -> Modes:
         owner: [
             "".join("01"[child.training] for child in module.modules()),
             "".join("01"[parameter.requires_grad and parameter.is_leaf] for parameter in module.parameters()),
-            "".join("01"[parameter.grad is not None] for parameter in module.parameters()),
+            "".join("01?"[int(found)] for found in gradients_of(module.parameters())),
         ]
         for owner, module in modules.items()
     }
@@ -45,13 +45,18 @@ def make_gradients(modules: Mapping[str, nn.Module], modes: Modes) -> None:
     """Give gradients to the parameters that had some where `modes_of` was asked, zeros, and to no others."""
     for owner, (_, _, *gradients) in modes.items():
         parameters = list(modules[owner].parameters())
-        give_gradients(parameters, [has_one == "1" for has_one in "".join(gradients)])
+        give_gradients(parameters, ["01?".index(found) for found in "".join(gradients)])
 
 
-def give_gradients(parameters: Sequence[torch.Tensor], have: Sequence[bool]) -> None:
-    """Give zeros as gradients to those of the parameters that are to have one and have none, and take others away."""
-    for parameter, has_one in zip(parameters, have, strict=False):
-        if not has_one:
+def gradients_of(parameters: Iterable[torch.Tensor]) -> list[int]:
+    """Return, for each parameter, 0 if it has no gradient, 1 if it has one, and 2 if that is sparse."""
+    return [(g := p.grad) is not None and 1 + (g.layout is not torch.strided) for p in parameters]
+
+
+def give_gradients(parameters: Sequence[torch.Tensor], have: Sequence[int]) -> None:
+    """Make `gradients_of` the parameters what it was, by zeros where one is missing; a sparse one is not made."""
+    for parameter, found in zip(parameters, have, strict=False):
+        if not found:
             parameter.grad = None
-        elif parameter.grad is None:
+        elif found == 1 and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
