@@ -2,6 +2,8 @@
 
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +151,9 @@ def test_a_host_whose_gpu_reports_a_fault_is_left(tmp_path: Path, reference: Out
         cluster.join(2)
         assert cluster.launchers.pop("h1").wait(DEADLINE_SECONDS) == 76, cluster.describe()
         assert "node-1 is given back: GPU 1: XID 79, the device has fallen off the bus" in cluster.messages()
+        status = (sys.executable, "-m", "relight", "status", str(cluster.run_dir))
+        told = subprocess.run(status, capture_output=True, text=True, check=False).stdout  # 3: it is running
+        assert "rack-7 (GPU 1: XID 79" in " ".join(told.split()), told
         outcome = finish(cluster, reference)
     assert {(f.rank, f.kind) for f in outcome.report.failures} == {(2, "drained"), (3, "drained")}, outcome.describe()
     (recovery,) = outcome.report.recoveries

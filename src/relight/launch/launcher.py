@@ -5,7 +5,6 @@ when they die. Its own death ends the job: the kernel tells both of them (PR_SET
 """
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
@@ -26,6 +25,7 @@ from relight.wire.messages import DrainHost, JobEnded
 from relight.wire.settings import JobSettings
 
 END_SECONDS = 15.0  # for controller and agent, once the job has ended
+LAST_WORDS_SECONDS = 2.0  # for what a controller that has ended has sent
 INTERRUPT_SECONDS = 5.0  # from Ctrl-C to SIGTERM
 WIND_DOWN_SECONDS = 600.0  # then, for a last step and a checkpoint; the sender of the signal has a limit of its own
 OUTPUT_SECONDS = 2.0  # for the last output, and for the screen to show it
@@ -235,8 +235,15 @@ class Launcher:
         """Wait for controller and agent, which end by themselves when the job has ended."""
         self._progress.ending.set()
         waits = [host.child.wait() for host in (self._controller, self._agent) if host.child is not None]
-        with contextlib.suppress(TimeoutError):
+        hearing = asyncio.create_task(self._observer.hear_last_words())
+        try:
             await asyncio.wait_for(asyncio.gather(*waits), END_SECONDS)
+            if self._controller.child is not None:  # it has closed the connection
+                await asyncio.wait_for(hearing, LAST_WORDS_SECONDS)
+        except TimeoutError:
+            return
+        finally:
+            hearing.cancel()
 
     def _status(self) -> int:
         if self._observer.ended is not None and not self._observer.ended.error:

@@ -31,6 +31,7 @@ class Observer:
         self._tls = tls
         self._connection: ControllerConnection | None = None
         self._asked_to_end = ""
+        self._last: ControllerConnection | None = None  # to a controller that has ended the job
         self._drain: msg.DrainHost | None = None  # what was asked for
         self._lost = ""  # why there was no connection the last time
         self._decode = make_decoder(msg.ObserverDown)
@@ -49,10 +50,12 @@ class Observer:
                     while (update := await connection.receive()) is not None:
                         self._take(update)
                         if self.ended is not None:
+                            self._last = connection
                             return
                 finally:
                     self._connection = None
-                    connection.abort()
+                    if self._last is None:
+                        connection.abort()
             except OSError:
                 pass
             except ProtocolError as error:
@@ -60,6 +63,17 @@ class Observer:
                     self._lost = str(error)
                     self._screen.say(f"lost the controller's updates: {error}", "warning")
             await asyncio.sleep(REOBSERVE_SECONDS)
+
+    async def hear_last_words(self) -> None:
+        """Show notices that the controller has after the end of the job, until it closes the connection."""
+        if self._last is None:
+            return
+        try:
+            while (update := await self._last.receive()) is not None:
+                if isinstance(update, msg.NoticeUpdate):
+                    self._take(update)
+        except (OSError, ProtocolError):
+            return
 
     def ask_to_end(self, why: str) -> None:
         """Ask the controller to end the job; at the next connection if there is none."""
@@ -75,8 +89,9 @@ class Observer:
 
     def abort(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.abort()
+        for connection in (self._connection, self._last):
+            if connection is not None:
+                connection.abort()
 
     async def _connect(self, host: str, port: int) -> ControllerConnection:
         hello = msg.Hello(
