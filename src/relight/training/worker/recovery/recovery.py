@@ -170,10 +170,10 @@ class Recovery:
         assert isinstance(order, Save)
         try:
             return happened.PartSaved(path=self._tiers.checkpointing.save(order))
-        except (CheckpointError, OSError, TimeoutError) as problem:
-            return happened.PartSaved(error=f"rank {self._runtime.rank}: {problem}")
         except StepInterrupted:
             return happened.Ordered()  # there is a newer order
+        except (CheckpointError, OSError, RuntimeError, MemoryError) as problem:
+            return happened.PartSaved(error=f"rank {self._runtime.rank}: {problem}")
 
     def _report_saved(self, action: act.ReportSaved) -> None:
         runtime, order = self._runtime, self._worker.order
