@@ -107,7 +107,8 @@ using Finish = std::function<void(const std::vector<char*>&)>;
 class LateBackend final : public c10d::Backend {
  public:
   LateBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
-      : Backend(rank, size), device_(current_device()), stream_(new_stream(device_)), shared_(std::make_shared<Shared>()) {
+      : Backend(rank, size), device_(current_device()), stream_(new_stream(device_)), shared_(std::make_shared<Shared>()),
+        store_(store) {
     int descriptor = memfd_create("late-communicator", MFD_CLOEXEC);
     TORCH_CHECK(descriptor >= 0 && ftruncate(descriptor, kHeaderBytes + 2 * kSlotBytes) == 0, "no shared memory");
     auto own = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(descriptor);
@@ -245,6 +246,7 @@ class LateBackend final : public c10d::Backend {
     TORCH_CHECK(nbytes <= kSlotBytes, "more than a communicator of the late device carries at once");
     block(stream_, record(current_stream(device_)));
     uint64_t number = ++operations_;
+    if (number == 1) store_->add("late/used", 1);  // as NCCL, which uses the store after the group is formed
     bool is_posted = false;
     Accesses accesses;
     for (const at::Tensor& tensor : inputs) accesses.push_back(access_to(tensor, false));
@@ -278,6 +280,7 @@ class LateBackend final : public c10d::Backend {
   int device_;
   c10::Stream stream_;
   std::shared_ptr<Shared> shared_;
+  c10::intrusive_ptr<c10d::Store> store_;
   uint64_t operations_ = 0;
 };
 

@@ -12,6 +12,7 @@ import msgspec
 import torch
 import xxhash
 
+from relight.device.choose import accelerator
 from relight.errors import UsageError
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
@@ -88,10 +89,19 @@ class RepeatCheck:
             "that its own first attempt has changed, and that relight does not put back. Often this is a generator of "
             "random numbers without a seed, a file, a clock, gradients that the step before has left (zero them in "
             "it), or an object that was not handed over: hand it over, declare it (training.carry(...)), or compute it "
-            "from step.number (docs/CARRIED.md). If operations of the "
-            "device are not deterministic, `relight run --no-repeat-check` goes on, and the bits after a failure may "
-            "differ from those of an undisturbed run"
+            f"from step.number (docs/CARRIED.md). {_of_device()}"
         )
+
+
+def _of_device() -> str:
+    """Return what to do if the device, and not the script, computes other bits."""
+    goes_on = "`relight run --no-repeat-check` goes on, and the bits after a failure may differ from those of an undisturbed run"
+    if accelerator().is_host or torch.are_deterministic_algorithms_enabled():
+        return f"If operations of the device are not deterministic, {goes_on}"
+    return (
+        f"Or the device ({accelerator().type}) adds in any order, as many of its operations do unless the script calls "
+        f"torch.use_deterministic_algorithms(True) (docs/GPU.md). Otherwise {goes_on}"
+    )
 
 
 def _digest(tensor: Any) -> int:
