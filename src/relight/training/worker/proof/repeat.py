@@ -95,7 +95,9 @@ class RepeatCheck:
 
 def _of_device() -> str:
     """Return what to do if the device, and not the script, computes other bits."""
-    goes_on = "`relight run --no-repeat-check` goes on, and the bits after a failure may differ from those of an undisturbed run"
+    goes_on = (
+        "`relight run --no-repeat-check` goes on, and bits after a failure may differ from those of an undisturbed run"
+    )
     if accelerator().is_host or torch.are_deterministic_algorithms_enabled():
         return f"If operations of the device are not deterministic, {goes_on}"
     return (
