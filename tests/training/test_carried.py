@@ -374,9 +374,12 @@ def test_what_is_only_shown_is_left_out_when_it_is_long() -> None:
     assert run(source, Loop(fails_at=4)) == run(source, Loop())
 
 
-def test_names_can_be_left_out() -> None:
-    loop = Loop()
-    run(function("carry(ignore=('h',))\nh = 0", "if h > 1e9:\n raise ValueError\nh = h + b", "h"), loop)
+@pytest.mark.parametrize("left_out", ["h", "t.mean", "t", "mean"])
+def test_names_can_be_left_out(left_out: str) -> None:
+    """By their own name, by that of what holds them, or by their last part."""
+    loop, name = Loop(), "h" if left_out == "h" else "t.mean"
+    setup = f"h, t = 0, Trainer()\ncarry(ignore=({left_out!r},))"
+    run(function(setup, f"if {name} > 1e9:\n raise ValueError\n{name} = {name} + b", name, setup=TRAINER), loop)
     assert not any(map(decode_tree, loop.kept))
     assert not loop.said
 

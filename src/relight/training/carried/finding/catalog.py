@@ -1,6 +1,7 @@
 """The places that a script carries, what was left out, and why equal bits cannot be vouched for then."""
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -234,8 +235,9 @@ class Catalog:
         return key_of(place) in self._left_out
 
     def _is_ignored(self, name: str) -> bool:
-        """Return whether the script left it out, by this name or by its last part."""
-        return name in self.ignored or name.rpartition(".")[2] in self.ignored
+        """Return whether the script left it out: by this name, its last part, or that of what holds it."""
+        holders = (name[: found.start()] for found in re.finditer(r"[.\[]", name))
+        return name.rpartition(".")[2] in self.ignored or not self.ignored.isdisjoint((name, *holders))
 
     # --- doubts ------------------------------------------------------------------------------------------------
     def risk(self) -> str:
