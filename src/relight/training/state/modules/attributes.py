@@ -32,7 +32,6 @@ from relight.training.state.modules.slots import view_test
 from relight.training.state.values.marks import changed, put_back, remember
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, tables_in
-from relight.training.torch_private.script_modes import unseen
 from relight.transfer.io.codec import encode_tree
 
 _MISSING = object()
@@ -118,7 +117,6 @@ class AttributeLog:
             undo()
         self._undo.clear()
 
-    @unseen
     def _note(self, module: nn.Module, name: str) -> None:
         """An attribute is about to change."""
         key = (id(module), name)
