@@ -236,8 +236,7 @@ class Catalog:
 
     def _is_ignored(self, name: str) -> bool:
         """Return whether the script left it out: by this name, its last part, or that of what holds it."""
-        holders = (name[: found.start()] for found in re.finditer(r"[.\[]", name))
-        return name.rpartition(".")[2] in self.ignored or not self.ignored.isdisjoint((name, *holders))
+        return not self.ignored.isdisjoint(_names_of(name))
 
     # --- doubts ------------------------------------------------------------------------------------------------
     def risk(self) -> str:
@@ -277,3 +276,8 @@ class Catalog:
         """The cached functions of the script's modules."""
         frames = self._spots.frames
         return Caches(names for _, names, _ in (frames.names(n) for n, f in enumerate(frames.frames) if f))
+
+
+def _names_of(name: str) -> list[str]:
+    """Return the name of a place, its last part, and the names of all that holds it."""
+    return [name, name.rpartition(".")[2], *(name[: found.start()] for found in re.finditer(r"[.\[]", name))]
