@@ -4,6 +4,8 @@ import copy
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -34,3 +36,38 @@ def test_modules_without_parameters_have_no_state_of_all_ranks() -> None:
     """A metric keeps sums of its rank."""
     counting = nn.BatchNorm1d(2, affine=False)
     assert held(loss=nn.MSELoss(), counting=counting, none=None) == ({}, {})
+
+
+class Own:
+    """An object of the script's."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say a part of it, perhaps: relight looks into it instead."""
+        return {}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take nothing."""
+
+
+def test_objects_of_the_scripts_and_containers_are_looked_into() -> None:
+    teachers = [copy.deepcopy(MODEL), copy.deepcopy(MODEL)]
+    modules, others = held(ema=Own(module=teachers[0], deeper=Own(by_name={"late": teachers[1]})))
+    assert modules == {"callback_0_ema_module": teachers[0], "callback_0_ema_deeper_by_name_late": teachers[1]}
+    assert others == {}
+
+
+def test_an_average_of_a_library_is_handed_over_and_what_frameworks_keep_is_not() -> None:
+    of_library = msgspec.Struct.__class__  # a class is no object with state
+    methods = {name: vars(Own)[name] for name in ("state_dict", "load_state_dict")}
+    average = type("Average", (), {"__module__": "msgspec", **methods})()
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    assert held(average=average, kind=of_library, optimizer=optimizer) == ({}, {"callback_0_average": average})
+
+
+def test_circles_end() -> None:
+    own = Own(model=MODEL)
+    own.__dict__["again"] = own
+    assert held(own=own) == ({}, {})

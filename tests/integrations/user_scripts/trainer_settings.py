@@ -22,6 +22,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, default_data_co
 
 from relight.integrations.transformers import Trainer, TrainingArguments
 
+sys.path.append(str(Path(__file__).with_name("site-packages")))
 torch.set_num_threads(1)
 set_seed(1)
 BEST = {"value": None, "history": []}  # of compute_metrics
@@ -341,19 +342,28 @@ def copied_at_start(kit):
 
 
 def averaged(kit):
-    """torch's AveragedModel, moved right after the write."""
+    """torch's AveragedModel, moved right after the write, and an average of a library, in an object of the script's."""
+    from acme_average import Average
+
+    class Holder:
+        def __init__(self, model):
+            self.average = Average(list(model.parameters()))
 
     class Callback(TrainerCallback):
         def __init__(self, model):
             decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
             self.average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay)
+            self.holder = Holder(model)
 
         def on_optimizer_step(self, args, state, control, model=None, **kwargs):
             self.average.update_parameters(getattr(model, "module", model))
 
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            self.holder.average.step(getattr(model, "module", model).parameters())
+
     callback = Callback(kit.model)
     kit.callbacks.append(callback)
-    kit.own.append(lambda trainer: callback.average.state_dict())
+    kit.own.append(lambda trainer: [callback.average.state_dict(), callback.holder.average.state_dict()])
 
 
 def teacher(kit):

@@ -1,10 +1,20 @@
 """Things that trainers and callbacks hold, in the shape in which `relight.Training` takes them."""
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset
+
+from relight.integrations.trainers.own_names import is_of_script
+
+_DEEPEST = 4  # objects, one in another
+_MOST = 64  # items of a container
+_FRAMEWORKS = ("accelerate", "lightning", "relight", "torch", "torchmetrics", "transformers", "trl")
 
 
 class HeldScheduler:
@@ -24,22 +34,55 @@ class HeldScheduler:
 
 
 def modules_held(holders: Mapping[str, Any], known: Iterable[nn.Module]) -> tuple[dict[str, nn.Module], dict[str, Any]]:
-    """Return modules with parameters that objects have as attributes, by names made of holder and attribute.
+    """Return modules with parameters that objects hold, by names made of the way to each: a teacher, say.
 
-    A teacher, say; averages of torch's AveragedModel are returned by themselves. `known`: modules that are handed over
-    anyway, with all in them.
+    Returned by themselves: averages of torch's AveragedModel, and objects of libraries with `state_dict`, such as an
+    average of another kind. Looked into are containers and objects of the script's own classes, some deep. `known`:
+    modules that are handed over anyway, with all in them.
     """
     seen = {id(inner) for module in known for inner in module.modules()}
     modules: dict[str, nn.Module] = {}
-    averages: dict[str, Any] = {}
-    for holder, thing in holders.items():
-        for name, value in vars(thing).items():
-            if not isinstance(value, nn.Module) or next(value.parameters(), None) is None:
-                continue
+    others: dict[str, Any] = {}
+    ahead = deque((f"{holder}_{name}", value, 1) for holder, thing in holders.items() for name, value in _in(thing))
+    while ahead:
+        name, value, depth = ahead.popleft()
+        if id(value) in seen or isinstance(value, (Dataset, DataLoader)):
+            continue
+        if isinstance(value, nn.Module):
             inner = {id(each) for each in value.modules()}
-            if inner & seen:
-                continue  # it is handed over, or wraps what is
+            if inner & seen or next(value.parameters(), None) is None:
+                continue  # it wraps what is handed over, or has no state that ranks share
             seen |= inner
-            found: dict[str, Any] = averages if isinstance(value, AveragedModel) else modules
-            found[f"{holder}_{name}"] = value
-    return modules, averages
+            found: dict[str, Any] = others if isinstance(value, AveragedModel) else modules
+            found[name] = value
+        elif _has_state(value):
+            seen.add(id(value))
+            others[name] = value
+        elif depth < _DEEPEST and (is_own_object(value) or type(value) in (list, tuple, dict)):
+            seen.add(id(value))
+            ahead.extend((f"{name}_{each}", inner, depth + 1) for each, inner in _in(value))
+    return modules, others
+
+
+def is_own_object(thing: Any) -> bool:
+    """Return whether an object is of a class of the script's own."""
+    module = sys.modules.get(type(thing).__module__)
+    file = getattr(module, "__file__", None)
+    return hasattr(thing, "__dict__") and file is not None and is_of_script(file)
+
+
+def _in(thing: Any) -> Iterator[tuple[str, Any]]:
+    """The items of a container, or the attributes of an object."""
+    if isinstance(thing, (list, tuple)):
+        pairs: Iterable[tuple[Any, Any]] = enumerate(thing)
+    else:
+        pairs = thing.items() if isinstance(thing, dict) else vars(thing).items()
+    for key, value in islice(pairs, _MOST):
+        yield str(key), value
+
+
+def _has_state(thing: Any) -> bool:
+    """Return whether an object of a library says what its state is; trainers keep those of frameworks by themselves."""
+    if isinstance(thing, type) or is_own_object(thing) or type(thing).__module__.split(".")[0] in _FRAMEWORKS:
+        return False
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))

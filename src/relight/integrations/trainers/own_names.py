@@ -1,6 +1,8 @@
 """Attributes that a framework's own classes use, told from those that a script's subclass adds."""
 
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # Has relight look into an object of the script's, under a name, less the attributes that the integration keeps. Returns
@@ -13,3 +15,11 @@ def names_in(kind: type, package: tuple[str, ...]) -> set[str]:
     methods = [one for each in kind.__mro__ if each.__module__.startswith(package) for one in vars(each).values()]
     functions = [one.fget if isinstance(one, property) else one for one in methods]
     return {name for one in functions for name in getattr(getattr(one, "__code__", None), "co_names", ())}
+
+
+def is_of_script(file: str) -> bool:
+    """Return whether the code of a file is neither installed nor generated."""
+    return not file.startswith("<") and "site-packages" not in file and not file.startswith(_LIBRARIES)
+
+
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}, str(Path(__file__).parents[2]))

@@ -6,12 +6,12 @@ A job has one loop of steps. A script that comes to a second one would end there
 import ast
 import linecache
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from relight.integrations.trainers.own_names import is_of_script
 
 _LOOPS = (ast.For, ast.AsyncFor)
 _BRANCHES = (ast.If, ast.IfExp, ast.While, ast.Match, ast.ExceptHandler)
@@ -26,7 +26,7 @@ def comes_again(method: str, kind: type) -> str | None:
     here: FrameType | None = sys._getframe(1)
     call: _Call = _OfMethod(method, kind)
     while here is not None:
-        if _is_scripts(here.f_code) and not _is_method_of(here, kind):
+        if is_of_script(here.f_code.co_filename) and not _is_method_of(here, kind):
             way = _way_in(here)
             line = _second_line(way, here, call)
             if line is not None:
@@ -64,15 +64,6 @@ class _OfMethod:
 
 
 _Call = _OfFunction | _OfMethod
-
-
-def _is_scripts(code: CodeType) -> bool:
-    """Return whether code is neither installed nor generated."""
-    file = code.co_filename
-    return not file.startswith("<") and "site-packages" not in file and not file.startswith(_LIBRARIES)
-
-
-_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}, str(Path(__file__).parents[2]))
 
 
 def _is_method_of(frame: FrameType, kind: type) -> bool:
