@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
@@ -14,7 +16,8 @@ from relight.integrations.trainers.own_names import is_of_script
 
 _DEEPEST = 4  # objects, one in another
 _MOST = 64  # items of a container
-_FRAMEWORKS = ("accelerate", "lightning", "relight", "torch", "torchmetrics", "transformers", "trl")
+_FRAMEWORKS = ("accelerate", "lightning", "relight", "torch", "torchdata", "torchmetrics", "transformers", "trl")
+_KEPT = (torch.optim.Optimizer, LRScheduler)  # by the trainer, also those of other packages
 
 
 class HeldScheduler:
@@ -83,6 +86,6 @@ def _in(thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _has_state(thing: Any) -> bool:
     """Return whether an object of a library says what its state is; trainers keep those of frameworks by themselves."""
-    if isinstance(thing, type) or is_own_object(thing) or type(thing).__module__.split(".")[0] in _FRAMEWORKS:
+    if isinstance(thing, (type, *_KEPT)) or is_own_object(thing) or type(thing).__module__.split(".")[0] in _FRAMEWORKS:
         return False
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
