@@ -29,6 +29,8 @@ TWICE = {
     "one after the other": ("a = Trainer()\na.train()\nb = Trainer()\nb.train()\n", 4),
     "the same again": ("a = Trainer()\na.train()\na.lr = 1\na.train()\n", 4),
     "folds": ("for fold in range(5):\n    a = Trainer()\n    a.train()\n", 1),
+    "so many folds": ("folds = 2\nfor fold in range(folds):\n    a = Trainer()\n    a.train()\n", 2),
+    "whatever an iterator gives": ("for fold in iter([1]):\n    a = Trainer()\n    a.train()\n", 1),
     "a function twice": ("def stage(x):\n    Trainer().train()\nstage(1)\nstage(2)\n", 4),
     "in functions": (
         "def train(x):\n    a = Trainer()\n    a.train()\ndef main():\n    train(1)\n    y = train(2)\nmain()\n", 6,
@@ -45,6 +47,8 @@ ONCE = {
     "an early return": (
         "def main():\n    a = Trainer()\n    a.train()\n    if a:\n        return\n    a.train()\nmain()\n"
     ),
+    "one fold": "folds = 1\nfor fold in range(folds):\n    a = Trainer()\n    a.train()\n",
+    "one seed": "seeds = [7]\nfor seed in seeds:\n    a = Trainer()\n    a.train()\n",
     "a turn of a loop": "for x in (1, 2):\n    a = Trainer()\n    if x == 1:\n        a.train()\n",
     "a function that decides": (
         "def main(x):\n    if x == 1:\n        Trainer().train()\nfor x in (1, 2):\n    main(x)\n"

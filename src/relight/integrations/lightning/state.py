@@ -4,22 +4,23 @@
 were logged and not yet reduced, what hooks of the next step are given, and the state of callbacks.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 
+from relight.integrations.lightning import callbacks
 from relight.integrations.lightning.effects import Effects
-from relight.integrations.lightning.values import compact, copied, expand, is_plain, moved
+from relight.integrations.lightning.values import compact, copied, expand, moved
 from relight.integrations.trainers.own_names import Show, names_in
 from relight.integrations.trainers.updates import Reader
 
 _COUNTS = (bool, int, float, str)
-_SHOW = (ProgressBar, ModelSummary)  # callbacks without state that training depends on
 _META = (
     *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph"),
     *("add_dataloader_idx", "dataloader_idx", "metric_attribute"),
@@ -125,7 +126,6 @@ class RankProgress:
         self._data = {"datamodule": trainer.datamodule}
         if reader is not None:
             self._data |= {"train_dataset": reader.shown, "collate_fn": reader.collate}
-        self._left: set[int] = set()  # callbacks whose attributes relight keeps, by `id`
 
     def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
         """Leave to relight what callbacks of the script's own classes hold, but for those that say what their state is.
@@ -137,12 +137,13 @@ class RankProgress:
         librarys = names_in(type(self._trainer), ("lightning.",))
         librarys.add("_last_val_time")  # set by a loop: a time of this process
         for name, thing in self._data.items():
-            show(name, thing, lambda _name, _value: False)
+            # A data module's hyperparameters are Lightning's, and made when they are asked for.
+            hidden = frozenset(each for each in names_in(type(thing), ("lightning.",)) if each.startswith("_"))
+            show(name, thing, functools.partial(_is_among, hidden))
         show("trainer", self._trainer, lambda name, _value: name in librarys)
         for number, callback in enumerate(self._trainer.callbacks):
-            says_itself = not is_own(callback) or not is_lightnings(callback, "state_dict")
-            if not says_itself and show(f"callbacks[{number}]", callback, lambda _name, _value: False):
-                self._left.add(id(callback))
+            if is_own(callback) and is_lightnings(callback, "state_dict"):
+                show(f"callbacks[{number}]", callback, callbacks.is_kept)
             for name, value in vars(callback).items() if not is_own(callback) else ():
                 if callable(value):  # of a LambdaCallback
                     show(f"callbacks[{number}].{name}", value, lambda _name, _value: False)
@@ -156,7 +157,7 @@ class RankProgress:
             "logged": {name: copied(getattr(connector, name)) for name in _LOGGED},
             "place": [connector._first_loop_iter, connector._current_fx],
             "should_stop": trainer.should_stop,
-            "callbacks": [{} if id(each) in self._left else _callback_state(each) for each in trainer.callbacks],
+            "callbacks": [callbacks.state_of(each) for each in trainer.callbacks],
             "effects": self._effects.state_dict(),
             "pending": copied(self._pending()),
         }
@@ -174,9 +175,13 @@ class RankProgress:
         connector._first_loop_iter, connector._current_fx = saved["place"]
         trainer.should_stop = saved["should_stop"]
         for callback, state in zip(trainer.callbacks, saved["callbacks"], strict=True):
-            _load_callback(callback, state)
+            callbacks.load(callback, state)
         self._effects.load_state_dict(saved["effects"])
         self._take_pending(moved(saved["pending"], device))
+
+
+def _is_among(names: frozenset[str], name: str, _value: Any) -> bool:
+    return name in names
 
 
 # --- values that were logged --------------------------------------------------------------------------------------
@@ -216,18 +221,6 @@ def _load_results(trainer: Any, saved: list[dict[str, Any]], device: torch.devic
 
 
 # --- callbacks ----------------------------------------------------------------------------------------------------
-def _callback_state(callback: Callback) -> dict[str, Any]:
-    if isinstance(callback, _SHOW):
-        return {}
-    return {name: copied(value) for name, value in vars(callback).items() if is_plain(value)}
-
-
-def _load_callback(callback: Callback, saved: dict[str, Any]) -> None:
-    for name, value in saved.items():
-        mine = vars(callback).get(name)
-        setattr(callback, name, moved(value, mine.device if isinstance(mine, torch.Tensor) else None))
-
-
 def is_own(callback: Callback) -> bool:
     """Return whether a callback is of a class that is not Lightning's."""
     return not type(callback).__module__.startswith("lightning.")

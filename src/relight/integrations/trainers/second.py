@@ -87,13 +87,40 @@ def _second_line(way: list[tuple[list[ast.stmt], int]], frame: FrameType, call: 
         statement = block[at]
         is_certain = not _branches(way[depth + 1 :]) and frame.f_lineno > statement.lineno
         if is_certain and isinstance(statement, _LOOPS) and not _may_leave(statement.body):
-            return statement.lineno
+            return statement.lineno if _has_turns(statement.iter, frame) else None
         following = block[at + 1 :]
         for later in following:
             if any(call.is_made_by(each, frame, following) for each in _certain(later)):
                 return later.lineno
             if _may_leave([later]):
                 return None
+    return None
+
+
+def _has_turns(iterated: ast.expr, frame: FrameType) -> bool:
+    """Return whether a loop over this has more than one turn, as far as can be said without asking an iterator."""
+    try:
+        found = _value(iterated, frame)
+        return not isinstance(found, (range, list, tuple, dict, set)) or len(found) > 1
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return True
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """The value of a constant, a variable, its attribute, or a range of these; None: of something else."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return frame.f_locals[name] if name in frame.f_locals else frame.f_globals[name]
+        case ast.Attribute(value=owner, attr=name):
+            return getattr(_value(owner, frame), name)
+        case ast.Call(func=ast.Name(id="range"), args=parts):
+            return range(*(_value(part, frame) for part in parts))
+        case ast.List(elts=elements) | ast.Tuple(elts=elements) if not any(
+            isinstance(e, ast.Starred) for e in elements
+        ):
+            return elements
     return None
 
 
