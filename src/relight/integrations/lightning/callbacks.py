@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
 
+from relight.errors import UsageError
 from relight.integrations.lightning.values import copied, is_plain, moved
 from relight.integrations.trainers.held import is_own_object
 
@@ -28,11 +29,22 @@ def state_of(callback: Callback) -> list[tuple[Way, dict[str, Any]]]:
 
 
 def load(callback: Callback, saved: list[tuple[Way, dict[str, Any]]]) -> None:
-    """Put back what `state_of` returned, into the objects that are there."""
+    """Put back what `state_of` returned, into the objects that are there. Lists lose what came into them since then.
+
+    Raises UsageError: an object of the source is not there, since a step has made it.
+    """
     there = dict(_objects_in(callback))
     for way, values in saved:
         thing = there.get(tuple(way))
-        for name, value in values.items() if thing is not None else ():
+        if thing is None or (isinstance(thing, list) and len(thing) < values.get("length", 0)):
+            raise UsageError(
+                f"callback {type(callback).__qualname__}: {'.'.join(map(str, way))} has objects that steps made, and "
+                "this replacement has none: keep numbers in it, or give the callback state_dict() and load_state_dict()"
+            )
+        if isinstance(thing, list):
+            del thing[values["length"] :]
+            continue
+        for name, value in values.items():
             mine = vars(thing).get(name)
             setattr(thing, name, moved(value, mine.device if isinstance(mine, torch.Tensor) else None))
 
@@ -43,11 +55,13 @@ def is_kept(_name: str, value: Any) -> bool:
 
 
 def _plain_values_of(thing: Any) -> dict[str, Any]:
+    if isinstance(thing, list):
+        return {"length": len(thing)}
     return {name: copied(value) for name, value in vars(thing).items() if is_plain(value)}
 
 
 def _objects_in(callback: Callback) -> Iterator[tuple[Way, Any]]:
-    """Yield the callback, and the objects of the script's own that it holds, each once."""
+    """Yield the callback, and the objects of the script's own and the lists that it holds, each once."""
     yield (), callback
     seen = {id(callback)}
     for name, value in vars(callback).items():
@@ -58,11 +72,13 @@ def _found_in(value: Any, way: Way, seen: set[int]) -> Iterator[tuple[Way, Any]]
     if len(way) > _DEEPEST or is_plain(value) or id(value) in seen or isinstance(value, _KEPT_ELSEWHERE):
         return
     seen.add(id(value))
+    if type(value) is list:
+        yield way, value
     if type(value) in (list, tuple):
         inside: list[tuple[Any, Any]] = list(enumerate(value))
     elif type(value) is dict:
         inside = [(key, each) for key, each in value.items() if type(key) in (str, int)]
-    elif is_own_object(value) and hasattr(value, "__dict__"):
+    elif is_own_object(value):
         yield way, value
         inside = list(vars(value).items())
     else:
