@@ -16,8 +16,11 @@ from tests.idioms.trial import (
 from tests.idioms.verdict import Ending, Verdict, digests_in, judge, sections, what_differs
 
 # Two writes in a step; D and G in turns; a momentum encoder; a variable of the loop; flags for a moment; own subgroups.
-# Another order in memory: of parameters after some steps, and of an optimizer's matrices.
-COMMON = ("dcgan", "gan_alternate", "moco", "tbptt_rnn", "eval_inside", "subgroups", "channels_last_cnn", "soap_bases")
+# Loaders that only an evaluation reads, made from the rank.
+COMMON = (
+    *("dcgan", "gan_alternate", "moco", "tbptt_rnn", "eval_inside", "subgroups"),
+    *("held_out_of_rank", "channels_last_cnn", "soap_bases"),
+)
 
 
 # Wrappers that were used before the loop, and others used for the first time after a step's first write.

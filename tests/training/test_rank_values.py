@@ -23,6 +23,10 @@ NUMBERS = {
     "an object in another": ("outer = Thing(inner=Thing(rank=RANK))", "outer.inner.rank"),
     "a class": ("class Kind(Thing):\n    rank = RANK", "Kind.rank"),
     "a closure": ("def make(own):\n    return lambda: own + 1\nown_of = make(RANK)", "own_of()"),
+    "a sampler of torch": (
+        "from torch.utils.data import *\nbatches = BatchSampler(DistributedSampler(range(9), 3, RANK), 2, False)",
+        "batches.sampler.rank",
+    ),
     "all alike": ("size = 3", "size"),
     "of this process": ("began = time.perf_counter_ns()", "began * 0"),
 }
@@ -30,6 +34,10 @@ OTHERS = {
     "a list": ("files = ['a', 'b', 'c', 'd'][RANK::3]", "files[0]"),
     "a dict": ("named = {'rank': RANK}", "named['rank']"),
     "a tensor": ("offset = torch.full((3,), float(RANK))", "float(offset.sum())"),
+    "a part of the data": (
+        "from torch.utils.data import *\npart = DataLoader(Subset([1, 2, 3], range(RANK, 3)), batch_size=1)",
+        "len(part.dataset.indices)",
+    ),
     "a text": ("path = f'part-{RANK}'", "path"),
     "an item of a tuple": ("pair = (RANK, Thing())", "pair[0]"),
     "a number of NumPy": ("first = numpy.int64(RANK * 3)", "int(first)"),

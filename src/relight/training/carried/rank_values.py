@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from torch.utils.data import DataLoader
 
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
@@ -54,7 +53,6 @@ _OF_START = (
     "later. Do not let it depend on what changes while the job runs (files, clocks)"
 )
 _DATA_ROOT: Place = (("data", "", "data"),)
-_OF_LOADERS = ("dataset", "sampler", "batch_sampler", "collate_fn")
 _DATA = frozenset({"tensor", "array", "list", "tuple", "dict", "deque"})
 
 
@@ -193,11 +191,8 @@ class RankValues:
         catalog = self._catalog
         spots = catalog.loop.spots
         spots.frames.forget()
-        survey = Survey(spots, catalog.is_foreign, traces=True, rebound=catalog.comparison.rebound)
-        for place, value in (*_loaders(spots.frames), (_DATA_ROOT, spots.data)):
-            survey.look(place, value)  # a function, with what it encloses
-            for name in _OF_LOADERS if isinstance(value, DataLoader) else ():
-                survey.look((*place, ("attribute", name, "")), getattr(value, name))
+        survey = Survey(spots, catalog.is_foreign, traces=True, enters_data=True, rebound=catalog.comparison.rebound)
+        survey.look(_DATA_ROOT, spots.data)  # a function, with what it encloses
         for place in survey.found:
             is_kept = any(key_of(place[:length]) in catalog.kept for length in range(1, len(place) + 1))
             if is_kept or place in catalog.dead or (spot := spots.find(place)) is None:
@@ -205,14 +200,6 @@ class RankValues:
             value = spot.get()
             if value is not MISSING:
                 yield place, value
-
-
-def _loaders(frames: Any) -> Iterator[tuple[Place, DataLoader[Any]]]:
-    for number, frame in enumerate(frames.frames):
-        if frame is not None:
-            for name, value in frames.read(number).items():
-                if isinstance(value, DataLoader):
-                    yield (("frame", str(number), name),), value
 
 
 def _is_carried(value: Any) -> bool:
@@ -223,7 +210,7 @@ def _is_carried(value: Any) -> bool:
 
 def _matters(value: Any) -> bool:
     """Return whether a difference in a value may change what steps compute."""
-    return kind_of(value) in (*_DATA, "number") or isinstance(value, (bool, int, float, str))
+    return kind_of(value) in (*_DATA, "number") or isinstance(value, (bool, int, float, str, range))
 
 
 def _together(found: Sequence[_Found]) -> int:
@@ -259,7 +246,7 @@ def _number_from(kind: int, upper: int, lower: int) -> int | float | bool:
 def _digest(value: Any, depth: int = 0) -> str | None:
     """Return a text that is equal for equal values; None for a value that is not compared."""
     kind = kind_of(value)
-    if kind in ("plain", "number"):
+    if kind in ("plain", "number") or isinstance(value, range):
         return f"{type(value).__name__} {value!r}"
     if kind == "array":
         return _digest(torch.from_numpy(value), depth) if value.dtype.kind in "fiub" and value.size else None

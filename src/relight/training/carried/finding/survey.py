@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
 from relight.training.carried.finding.places import Spots
@@ -39,6 +40,7 @@ _LONGEST = 5000  # items of one container
 _FEW = 512  # items of a container that is looked into one by one
 _BYTES = 4 * 2**20  # of a larger tensor its version tells
 _MOST_BYTES = 2**28  # copied by one survey
+_OF_DATA = (DataLoader, Dataset, Sampler)
 
 
 class Survey:
@@ -50,6 +52,7 @@ class Survey:
         is_foreign: Callable[[Any], bool],
         *,
         traces: bool = False,
+        enters_data: bool = False,
         rebound: Collection[Place] = (),
     ) -> None:
         """Look at everything. An object that several names reach gets the place of one that steps do not rebind.
@@ -58,12 +61,13 @@ class Survey:
             spots: where the names are.
             is_foreign: of an object that is not looked into.
             traces: whether no values are held.
+            enters_data: whether loaders, samplers and datasets of libraries are looked into.
             rebound: names that steps bind to another object now and then.
         """
         self._is_foreign = is_foreign
         self._attributes_of = spots.own_attributes
         self._is_part = functools.partial(is_part, spots.parts)
-        self._traces = traces
+        self._traces, self._enters_data = traces, enters_data
         self._left = _MOST_BYTES  # to be copied
         self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
         self.modules: dict[Place, Place] = {}  # of their tensors
@@ -101,6 +105,9 @@ class Survey:
             self.found[place] = trace(
                 value, self._is_part
             )  # of a class of its own: it cannot be carried, but its changes are seen
+            return
+        if kind == "opaque" and self._enters_data and isinstance(value, range):
+            self.found[place] = value
             return
         if kind == "opaque":
             self._look_into_opaque(place, value, depth)
@@ -161,6 +168,10 @@ class Survey:
         if self._is_foreign(value):
             return
         self._seen.add(id(value))
+        if self._enters_data and isinstance(value, _OF_DATA):
+            for name, one in vars(value).items():
+                if not name.startswith("_"):
+                    self._look_later((*place, ("attribute", name, "")), one, depth + 1)
         if isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
                 self._look_later((*place, ("attribute", name, "")), getattr(value, name), depth + 1)
