@@ -41,7 +41,7 @@ _NOTICED_SECONDS = 0.5 * PATIENCE  # after which a death would have stopped the 
 
 
 class IdiomJob(Job):
-    """Does not ask whose shared memory is there: a neighbour's job has some too."""
+    """Tells of what it leaves in its verdict."""
 
     left = ""
 

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ import psutil
 
 from relight.core.account.report import JobReport, decode_report
 from relight.wire.template import ROOM_BYTES, ROOM_VARIABLE, SHARED_VARIABLE
+from tests.survival.leftovers import Made, in_shared_memory, named_after
 
 # All patience is a multiple of this: raise it where processors are slow or shared.
 PATIENCE = float(os.environ.get("RELIGHT_TEST_PATIENCE", "1"))
@@ -40,7 +42,6 @@ PRELOADED = ("--preload", PRELOAD) if PRELOAD else ()  # flags of a job with an 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
 SHARED_TEMPLATE = ROOT / "tests" / "survival" / "shared_template.py"
-SHARED_MEMORY = Path("/dev/shm")
 _MARK = "RELIGHT_TEST_JOB"
 SAVING = (
     "train.py",
@@ -114,7 +115,8 @@ class Job:
         self._mark = uuid.uuid4().hex
         # Sockets live below it, and a socket's path may have 107 bytes.
         self.temporary = Path(tempfile.mkdtemp(prefix="rl-"))
-        self._shared_memory_before = _shared_memory()
+        self._made = Made(self.temporary)
+        self._shared_memory_before = in_shared_memory()
         self.command = (
             *(sys.executable, "-P", "-m", "relight.cli", "run"),
             *("--nproc-per-node", str(training.ranks), "--standby", str(standbys), "--run-dir", str(self.run_dir)),
@@ -219,10 +221,9 @@ class Job:
         )
 
     def check_nothing_is_left(self) -> None:
-        """No process, no shared memory, no private directory."""
+        """No process, no shared memory, no private directory, of this job's."""
         deadline = time.monotonic() + GONE_SECONDS
-        # What others put into shared memory meanwhile they also take out again: one look without it is proof enough.
-        while left := self.processes() or sorted(_shared_memory() - self._shared_memory_before):
+        while left := self.processes() or self._left_in_shared_memory():
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
@@ -231,6 +232,14 @@ class Job:
         assert not left, f"{left} still there {GONE_SECONDS:g} s after the end:\n{state}\n{self.messages()[-2000:]}"
         private = [str(path) for path in self.temporary.rglob("*relight*/**")]
         assert not private, f"a private directory is left: {private}\n{self.messages()[-2000:]}"
+
+    def _left_in_shared_memory(self) -> list[str]:
+        new = in_shared_memory() - self._shared_memory_before
+        return named_after(new, self._made.names(), self._pids()) if new else []
+
+    def _pids(self) -> set[int]:
+        """Processes that the job's agents have started so far, also those that have ended."""
+        return {int(pid) for pid in re.findall(r'"pid": ?(\d+)', self.journal())}
 
     def kill(self) -> None:
         """SIGKILL to every process of the job, until none is left."""
@@ -248,6 +257,7 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
+        self._made.close()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _report(self) -> JobReport:
@@ -318,12 +328,6 @@ def _leads_session(process: psutil.Process) -> bool:
         return bool(os.getsid(process.pid) == process.pid)
     except ProcessLookupError:
         return False
-
-
-def _shared_memory() -> set[str]:
-    # `sem.mp-` are multiprocessing's, of other programs on the machine: those of a job are named after the job.
-    names = os.listdir(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else []
-    return {name for name in names if not name.startswith("sem.mp-")}
 
 
 @dataclass

@@ -1,11 +1,16 @@
 """However a job is ended, and whenever: within seconds nothing of it is left."""
 
+import contextlib
+import os
+import re
 import signal
 import time
+import uuid
 
 import pytest
 
 from tests.survival.harness import PATIENCE, Bench, Job, Training, send
+from tests.survival.leftovers import SHARED_MEMORY
 
 END_SECONDS = 8.0 * PATIENCE
 TRAINING = Training(steps=100_000, arguments=("--tell",))
@@ -72,3 +77,26 @@ def test_a_second_ctrl_c_does_not_wait(bench: Bench) -> None:
         outcome = job.wait(END_SECONDS)
         assert time.monotonic() - sent < 4.0 * PATIENCE
         assert outcome.status == 130, outcome.describe()
+
+
+def test_a_name_left_in_shared_memory_is_noticed_if_the_job_made_it(bench: Bench) -> None:
+    with bench.start(Training()) as job, contextlib.ExitStack() as planted:
+        job.wait_until(lambda: has_workers(job), "workers")
+        (directory,) = job.temporary.glob("relight-*")
+        pid = job.workers()["w0"].pid
+        plant(planted, "sem.relight-neighbour-w0-a", f"torch_{os.getpid()}_7", f"psm_{uuid.uuid4().hex}")
+        job.release()
+        job.wait()
+        for name in (f"sem.{directory.name}-w0-a", f"torch_{pid}_7", f"cuda.shm.{os.getuid()}.{pid:x}.1"):
+            with contextlib.ExitStack() as own:
+                plant(own, name)
+                with pytest.raises(AssertionError, match=rf"^\['{re.escape(name)}'\] still"):
+                    job.check_nothing_is_left()
+        job.check_nothing_is_left()
+
+
+def plant(planted: contextlib.ExitStack, *names: str) -> None:
+    for name in names:
+        path = SHARED_MEMORY / name
+        path.touch()
+        planted.callback(path.unlink)
