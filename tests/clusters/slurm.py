@@ -79,6 +79,7 @@ class Slurm:
         self._temporary = self.base / "tmp"
         self.network = Network([HEAD, *NODES])
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._lost: set[str] = set()
         self._write_configuration()
 
     def _write_configuration(self) -> None:
@@ -207,6 +208,7 @@ class Slurm:
     # --- what happens to nodes --------------------------------------------------------------------------------------
     def lose(self, node: str, *, dies: bool = False) -> None:
         """Cut a node off, and kill its slurmd, or all that runs there if it `dies`. It still reaches the storage."""
+        self._lost.add(node)
         self._link(node, "down")
         for process in self.processes(node):
             with contextlib.suppress(psutil.Error):
@@ -222,6 +224,20 @@ class Slurm:
         self._link(node, "up")
         self._start_node(node)
         self.wait_until(lambda: self.states().get(node) == "idle", f"{node} is back")
+        self._lost.discard(node)
+
+    def clear(self) -> None:
+        """Make it as new after a test that failed: no job is left, and every node takes one."""
+        self.ask("scontrol", "update", "partitionname=all", "state=up")
+        for number in self.ask("squeue", "-h", "-o", "%A").split():
+            self.ask("scancel", number)
+        for node in sorted(self._lost):
+            self.bring_back(node)
+        for node, state in self.states().items():
+            if state.startswith("drain"):
+                self.ask("scontrol", "update", f"nodename={node}", "state=resume")
+        self.wait_until(lambda: not self.queue(), "no job is left")
+        self.wait_until(lambda: set(self.states().values()) == {"idle"}, "all nodes are idle")
 
     def _link(self, node: str, state: str) -> None:
         port = f"port{[HEAD, *NODES].index(node)}"
@@ -308,7 +324,7 @@ class SlurmJob:
         path = self.run_dir / "journal.jsonl"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> float:
+    def wait_until(self, condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> float:
         """As of the cluster; the job must not end before."""
 
         def holds() -> bool:
@@ -317,7 +333,7 @@ class SlurmJob:
             return condition()
 
         try:
-            return self._slurm.wait_until(holds, what)
+            return self._slurm.wait_until(holds, what, seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from None
 

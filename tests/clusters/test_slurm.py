@@ -29,9 +29,16 @@ UNPAUSED = Training(ranks=3, steps=STEPS, arguments=("--tell",))  # the same bit
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Slurm]:
+def cluster() -> Iterator[Slurm]:
     with Slurm() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def slurm(cluster: Slurm) -> Iterator[Slurm]:
+    """The cluster, whose nodes are all idle, also after a test that failed."""
+    yield cluster
+    cluster.clear()
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +137,8 @@ def test_at_the_time_limit_the_job_is_queued_again(slurm: Slurm, tmp_path: Path,
     training = Training(ranks=3, steps=STEPS, arguments=arguments)
     job = SlurmJob(slurm, tmp_path, training, "--time", "3", "--warning-seconds", "60")
     job.until_it_trains()
-    job.wait_until(lambda: "Start the same command again" in job.output(), "the last checkpoint is written")
+    told = "Start the same command again"  # a minute before the limit, and by Slurm's clock up to a minute earlier
+    job.wait_until(lambda: told in job.output(), "the last checkpoint is written", 180.0)
     job.release()
     seconds = job.wait_until(lambda: "training goes on from the checkpoint" in job.output(), "it trains again")
     print(f"time limit: training again after {seconds:.1f} s")
