@@ -5,10 +5,13 @@ called at the head of each step. `update_loader` turns a prepared DataLoader int
 one optimizer step at a time, also the smaller last group of an epoch, and that finds its place by indices alone.
 """
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -23,7 +26,8 @@ __all__ = ["UpdateSampler", "follow_rank", "update_loader"]
 def follow_rank() -> int:
     """Correct the rank that accelerate has cached, and return it.
 
-    `Accelerator`, `PartialState` and `TrainingArguments` read it from there. The local rank follows too.
+    `Accelerator`, `PartialState` and `TrainingArguments` read it from there. The local rank follows too. On the main
+    process trackers are started, if `init_trackers` was called while this process had another rank.
     """
     rank = dist.get_rank()
     shared = PartialState._shared_state
@@ -33,7 +37,28 @@ def follow_rank() -> int:
             if state:
                 state["process_index"] = rank
                 state["local_process_index"] = local
+    while _trackers and rank == 0:
+        _trackers.pop(0)()
     return rank
+
+
+_trackers: list[Callable[[], None]] = []  # that start what this process has asked for as another rank
+
+
+def _note_trackers() -> None:
+    """Note which trackers a process asks for: accelerate starts them on the main process only."""
+    original = Accelerator.init_trackers
+
+    @functools.wraps(original)
+    def init_trackers(self: Accelerator, *args: Any, **kwargs: Any) -> None:
+        if not self.is_main_process:
+            _trackers.append(functools.partial(original, self, *args, **kwargs))
+        original(self, *args, **kwargs)
+
+    Accelerator.init_trackers = init_trackers
+
+
+_note_trackers()
 
 
 def _ranks_per_node() -> int:
