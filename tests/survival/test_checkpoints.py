@@ -1,5 +1,6 @@
 """A job that ended and is started again goes on from its last checkpoint, and ends as if it had never ended."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,20 +175,66 @@ def test_a_failure_after_a_start_from_a_checkpoint_is_survived(bench: Bench, tmp
     assert published(root)[0] == 8
 
 
-@pytest.mark.all
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        pytest.param("__0_0.distcp", (), marks=pytest.mark.all),
+        pytest.param("part-0.msgpack", (), marks=pytest.mark.all),
+        pytest.param("relight.msgpack", (), marks=pytest.mark.all),
+        pytest.param("rank-0.msgpack", RICH, marks=pytest.mark.all),
+        ("rank-1.msgpack", RICH),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    bench: Bench, tmp_path: Path, name: str, arguments: tuple[str, ...]
+) -> None:
     root = tmp_path / "checkpoints"
-    bench.run(keeping(root, steps=4), standbys=0)
-    bench.run(keeping(root, steps=6), standbys=0)
-    assert published(root) == [6, 4]
-    (data,) = place_of(root, 6).glob("__0_0.distcp")
-    damaged = bytearray(data.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    data.write_bytes(damaged)
-    again = bench.run(keeping(root), standbys=0)
+    training = Training(ranks=2, steps=8, arguments=arguments)
+    write_two(bench, training, root)
+    damage(place_of(root, 6) / name)
+    again = bench.run(with_checkpoints(training, root, 4), standbys=0)
     assert "the checkpoint of step 6 cannot be used" in again.stderr
+    assert ("cannot be used: rank 1: " in again.stderr) == name.startswith("rank-1")
+    assert "the checkpoint of step 6 is kept as step-0000000006.unused" in again.stderr
     assert "training goes on from the checkpoint of step 4" in again.stderr
-    check_same_end(again, bench.reference(Training(ranks=2, steps=8)))
+    check_same_end(again, bench.reference(training))
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", ["__1_0.distcp", "part-1.msgpack", "rank-3.msgpack"])
+def test_a_damaged_part_of_a_divided_checkpoint_is_passed_over_by_every_rank(
+    bench: Bench, tmp_path: Path, name: str
+) -> None:
+    root = tmp_path / "checkpoints"
+    training = Training(ranks=4, steps=8, program="divided.py", arguments=("--counters", "--batchnorm"))
+    write_two(bench, training, root)
+    damage(place_of(root, 6) / name)
+    again = bench.run(with_checkpoints(training, root, 4), standbys=0)
+    rank = next(filter(str.isdecimal, name))
+    assert f"the checkpoint of step 6 cannot be used: rank {rank}: " in again.stderr, again.describe()
+    assert "training goes on from the checkpoint of step 4" in again.stderr
+    check_same_end(again, bench.reference(training))
+
+
+def with_checkpoints(training: Training, root: Path, every: int, *more: str) -> Training:
+    arguments = (*training.arguments, "--checkpoint", str(root), "--checkpoint-every", str(every), *more)
+    return replace(training, arguments=arguments)
+
+
+def write_two(bench: Bench, training: Training, root: Path) -> None:
+    """Leave the checkpoints of steps 4 and 6, of a job that was killed after each."""
+    for version in (4, 6):
+        with bench.start(with_checkpoints(training, root, version, "--hold-at", str(version)), standbys=0) as job:
+            job.wait_until(lambda: published(root)[:1] == [version], "the checkpoint was written")  # noqa: B023
+            job.kill()
+    assert published(root) == [6, 4]
+
+
+def damage(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 @pytest.mark.all

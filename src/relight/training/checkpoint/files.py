@@ -13,10 +13,11 @@
 Every rank writes its own files, and rank 0 the rest. The directory gets its name, by a rename, when all of it is on the
 disk; a job that dies in the middle leaves one that is called incomplete. Its name has the history that it is of: which
 run, and since when nothing of it was undone. So a part that another run left there, of the same step and perhaps with
-another learning rate, is never taken for a part of this one.
+another learning rate, is never taken for a part of this one. Each `.msgpack` ends with a digest of the rest of it.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -33,8 +34,9 @@ from relight.training.checkpoint import dcp
 from relight.training.checkpoint.dcp import Piece, Stored
 from relight.words import first_line
 
-FORMAT = 2
+FORMAT = 3
 _META = "relight.msgpack"
+_SEAL_BYTES = 16
 _NAME = re.compile(r"step-(\d{10})(\..*incomplete)?")
 
 
@@ -49,6 +51,12 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     gradients_to_none: bool
     parts: dict[str, int]  # the key of each part of the state, and the rank that wrote it
     doubts: tuple[str, ...] = ()  # why its bits may not be those of a run that was never disturbed
+
+
+class _OldMeta(msgspec.Struct, frozen=True):
+    """Description of a checkpoint of a format that ends with no digest."""
+
+    format: int
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +105,7 @@ def write_private(root: Path, version: int, history: str, rank: int, payload: by
         return
     place = _building_site(root, version, history)
     place.mkdir(parents=True, exist_ok=True)
-    _write(place / _private_name(rank), payload)
+    _write(place / _private_name(rank), _sealed(payload))
 
 
 def has_private(root: Path, version: int, history: str, rank: int) -> bool:
@@ -120,11 +128,7 @@ def is_left_out(root: Path, version: int, history: str, rank: int) -> bool:
 
 def read_private(root: Path, version: int, rank: int) -> bytes:
     """Read a rank's private state. Raises CheckpointError."""
-    path = place_of(root, version) / _private_name(rank)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    return _unsealed(place_of(root, version) / _private_name(rank))
 
 
 def write_part(root: Path, version: int, history: str, rank: int, part: Part, tensors: Sequence[torch.Tensor]) -> None:
@@ -137,7 +141,7 @@ def write_part(root: Path, version: int, history: str, rank: int, part: Part, te
         stored = dcp.write(place, rank, part.pieces, tensors)
     except (Exception, CheckpointException) as error:
         raise CheckpointError(_summary(error)) from error
-    _write(place / _part_name(rank), msgspec.msgpack.encode(msgspec.structs.replace(part, stored=stored)))
+    _write(place / _part_name(rank), _sealed(msgspec.msgpack.encode(msgspec.structs.replace(part, stored=stored))))
 
 
 def has_part(root: Path, version: int, history: str, rank: int) -> bool:
@@ -153,8 +157,8 @@ def read_part(root: Path, version: int, rank: int) -> Part:
 def _read_part(place: Path, rank: int) -> Part:
     path = place / _part_name(rank)
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=Part)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.msgpack.decode(_unsealed(path), type=Part)
+    except msgspec.DecodeError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
@@ -178,7 +182,7 @@ def publish(root: Path, history: str, meta: Meta) -> None:
             raise CheckpointError(_summary(error)) from error
         for mark in place.glob(_left_out_name("*")):  # of ranks that wrote their part of the last one after all
             mark.unlink()
-        _write(place / _META, msgspec.msgpack.encode(meta))
+        _write(place / _META, _sealed(msgspec.msgpack.encode(meta)))
         os.rename(place, whole)
         _sync(root)
 
@@ -187,12 +191,15 @@ def read_meta(root: Path, version: int) -> Meta:
     """Read the description of a complete checkpoint. Raises CheckpointError."""
     path = place_of(root, version) / _META
     try:
-        meta = msgspec.msgpack.decode(path.read_bytes(), type=Meta)
-    except (OSError, msgspec.DecodeError) as error:
+        found = msgspec.msgpack.decode(path.read_bytes(), type=_OldMeta).format
+    except (OSError, msgspec.DecodeError):
+        found = FORMAT
+    if found != FORMAT:
+        raise CheckpointError(f"{path} is of format {found}; this relight reads format {FORMAT}")
+    try:
+        return msgspec.msgpack.decode(_unsealed(path), type=Meta)
+    except msgspec.DecodeError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if meta.format != FORMAT:
-        raise CheckpointError(f"{path} is of format {meta.format}; this relight reads format {FORMAT}")
-    return meta
 
 
 def prune(root: Path, keep: int, trusted: int | None = None) -> None:
@@ -211,6 +218,16 @@ def prune(root: Path, keep: int, trusted: int | None = None) -> None:
         with contextlib.suppress(OSError):  # first what makes it one: half of a checkpoint is none
             (root / name / _META).unlink(missing_ok=True)
         shutil.rmtree(root / name, ignore_errors=True)
+
+
+def set_aside(root: Path, version: int) -> Path:
+    """Rename a complete checkpoint, so that its step's can be written again. Raises OSError."""
+    place = place_of(root, version)
+    names = (place.with_name(f"{place.name}.unused{number}") for number in ("", *range(2, 1000)))
+    aside = next(name for name in names if not name.exists())
+    os.rename(place, aside)
+    _sync(root)
+    return aside
 
 
 def discard(root: Path, version: int) -> None:
@@ -239,6 +256,22 @@ def _private_name(rank: int) -> str:
 
 def _left_out_name(rank: int | str) -> str:
     return f"left-out-{rank}"
+
+
+def _sealed(payload: bytes) -> bytes:
+    return payload + hashlib.blake2b(payload, digest_size=_SEAL_BYTES).digest()
+
+
+def _unsealed(path: Path) -> bytes:
+    """Read a file that was written sealed. Raises CheckpointError."""
+    try:
+        sealed = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    payload = sealed[:-_SEAL_BYTES]
+    if _sealed(payload) != sealed:
+        raise CheckpointError(f"{path} cannot be read: its bytes are not those that were written")
+    return payload
 
 
 def _write(path: Path, payload: bytes) -> None:

@@ -110,7 +110,7 @@ class CheckpointReader:
         self._state.adopt_attributes(meta)
 
     def take_private(self, root: Path, version: int) -> None:
-        """Take on this rank's private state; none is needed if it follows from rank and step."""
+        """Take on this rank's private state; none if it follows from rank and step. Raises CheckpointError."""
         runtime, place = self._runtime, self._assignment.batch_index
         self._batches.start(version, place)
         if runtime.holdings.is_derivable() and not self._state.rank_private.buffers:
