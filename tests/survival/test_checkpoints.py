@@ -1,5 +1,8 @@
 """A job that ended and is started again goes on from its last checkpoint, and ends as if it had never ended."""
 
+import contextlib
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +10,7 @@ import pytest
 
 from relight.training.checkpoint.files import place_of, published
 from relight.wire.settings import read_settings
-from tests.survival.harness import Bench, Outcome, Training
+from tests.survival.harness import Bench, Outcome, Training, send
 from tests.survival.judge import check_protocol
 
 ALL_LOST = ("kill rank 1 in FORWARD of step 5", "kill rank 0 in STOP of recovery 1")
@@ -214,6 +217,33 @@ def test_a_damaged_part_of_a_divided_checkpoint_is_passed_over_by_every_rank(
     assert f"the checkpoint of step 6 cannot be used: rank {rank}: " in again.stderr, again.describe()
     assert "training goes on from the checkpoint of step 4" in again.stderr
     check_same_end(again, bench.reference(training))
+
+
+@pytest.mark.all
+def test_a_rank_that_dies_while_it_reads_its_part_reads_it_again(bench: Bench, tmp_path: Path) -> None:
+    """The start waits for what every rank says of the checkpoint."""
+    training, root = Training(ranks=2, steps=8, arguments=RICH), tmp_path / "checkpoints"
+    write_two(bench, training, root)
+    part = place_of(root, 6) / "rank-1.msgpack"
+    content = part.read_bytes()
+    part.unlink()
+    os.mkfifo(part)  # whose reader waits
+    with bench.start(with_checkpoints(training, root, 4)) as job:
+        writers: list[int] = []
+
+        def is_read() -> bool:
+            with contextlib.suppress(OSError):  # no reader yet
+                writers.append(os.open(part, os.O_WRONLY | os.O_NONBLOCK))
+            return bool(writers)
+
+        job.wait_until(is_read, "rank 1 reads its part")
+        part.unlink()
+        part.write_bytes(content)
+        send(job.workers()["w1"], signal.SIGKILL)
+        os.close(writers[0])
+        outcome = job.wait()
+    assert "training goes on from the checkpoint of step 6" in outcome.stderr
+    check_same_end(outcome, bench.reference(training))
 
 
 def with_checkpoints(training: Training, root: Path, every: int, *more: str) -> Training:
