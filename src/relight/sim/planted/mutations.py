@@ -225,7 +225,7 @@ MUTATIONS = (
     Mutation("keeps-to-the-buddies", 20000, controller=fallbacks.KeepsToTheBuddies, hosts=True, fallback=True),
     Mutation(
         "undone-private-counts",
-        20000,
+        100000,
         controller=fallbacks.TakesWhatIsUndoneForPrivateState,
         hosts=True,
         fallback=True,
@@ -241,7 +241,7 @@ MUTATIONS = (
     ),
     Mutation("saves-with-what-is-gone", 0, controller=controllers.SavesWithWhatWentWithTheAgent),
     Mutation("buddies-of-those-left", 5000, controller=fallbacks.NamesBuddiesOfThoseWhoAreLeft, fallback=True),
-    Mutation("saved-is-said-once", 30000, worker=executions.SaysOnceThatItHasSaved, hosts=True, fallback=True),
+    Mutation("saved-is-said-once", 100000, worker=executions.SaysOnceThatItHasSaved, hosts=True, fallback=True),
     Mutation("only-snapshot-overwritten", 20000, worker=executions.OverwritesTheOnlySnapshot, fallback=True),
     Mutation("kept-taken-for-established", 0, worker=executions.TakesKeptForEstablished),
     Mutation(
