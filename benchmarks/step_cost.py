@@ -98,7 +98,7 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         batches.done()
 
     def private() -> None:
-        page.write_private(next(numbers), encode_tree({**state.private(), **batches.private()}, "state"))
+        page.write_private(next(numbers), encode_tree({**state.rank_private.tree(), **batches.private()}, "state"))
 
     def fingerprints() -> None:
         _ = state.fingerprint() == state.fingerprint()

@@ -61,14 +61,14 @@ def digest_row(mib: int) -> dict[str, float]:
     optimizer.step()
     optimizer.zero_grad()
     state = TrackedState({"model": model}, {"optimizer": optimizer}, {}, {})
-    tensors = state.replicated().tensors
+    tensors = state.replica.flat().tensors
     nbytes = sum(tensor.nbytes for tensor in tensors)
     words = [tensor.view(-1).view(torch.int64) for tensor in tensors if tensor.nbytes >= 8]
     times: dict[str, list[float]] = {"digest_s": [], "threads_s": [], "read_s": []}
     for _ in range(ROUNDS):  # in turns
-        times["digest_s"].append(_seconds(state.digest))
+        times["digest_s"].append(_seconds(state.replica.digest))
         torch.set_num_threads(THREADS)
-        times["threads_s"].append(_seconds(state.digest))
+        times["threads_s"].append(_seconds(state.replica.digest))
         torch.set_num_threads(1)
         times["read_s"].append(_seconds(lambda: [word.max() for word in words]))
     return {"mib": nbytes / 2**20} | {name: statistics.median(found) for name, found in times.items()}

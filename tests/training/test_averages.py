@@ -79,17 +79,17 @@ class Rank:
         for parameter in self.net.parameters():
             parameter.grad = torch.full_like(parameter, 0.01 * (number + 1))
         self.transaction.prepare(early=True)
-        self.kept = encode_tree(self.state.private(), "private")
+        self.kept = encode_tree(self.state.rank_private.tree(), "private")
         self.optimizer.step()
         if moves:
             self.move(self.average, self.net)
         self.transaction.commit()
 
     def become(self, source: "Rank", kept: bytes) -> None:
-        flat = source.state.replicated()
+        flat = source.state.replica.flat()
         tree = decode_tree(encode_tree({"t": unflatten(flat.tree, [t.clone() for t in flat.tensors])}, "state"))["t"]
         self.state.adopt(tree, source.state.describe("", 0))
-        self.state.adopt_private(decode_tree(kept))
+        self.state.rank_private.adopt(decode_tree(kept))
 
 
 @pytest.mark.parametrize("moved", [(), (0,), (1,), (0, 1), (0, 1, 2), (0, 2)], ids=str)
@@ -101,9 +101,9 @@ def test_a_replacement_has_the_buffers_of_the_rank_that_was_lost(kind: str, move
     for step in range(3):
         for rank in ranks:
             rank.step(step, moves=step in moved)
-        assert ranks[0].state.digest() == ranks[1].state.digest()
+        assert ranks[0].state.replica.digest() == ranks[1].state.replica.digest()
     replacement.become(ranks[0], ranks[1].kept)
-    assert replacement.state.digest() == ranks[1].state.digest()
+    assert replacement.state.replica.digest() == ranks[1].state.replica.digest()
     expected = dict(ranks[1].average.named_buffers())
     assert {name: b.tolist() for name, b in replacement.average.named_buffers()} == {
         name: b.tolist() for name, b in expected.items()

@@ -30,7 +30,7 @@ def alone() -> Iterator[None]:
 
 def hand_over(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, pipeline: object = None) -> None:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-    TrackedState({"model": model}, {"optimizer": optimizer}, {}, {}, pipeline=pipeline).shard(1)
+    TrackedState({"model": model}, {"optimizer": optimizer}, {}, {}, pipeline=pipeline).division.shard(1)
 
 
 def hand_over_fsdp2() -> None:

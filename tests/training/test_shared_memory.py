@@ -53,7 +53,7 @@ class Job:
 
     def tensors(self) -> dict[str, list[float]]:
         """All values by path; buffers by every name that they have."""
-        flat = self.state.replicated()
+        flat = self.state.replica.flat()
         buffers = self.net.named_buffers(remove_duplicate=False)
         found = {path: tensor.flatten().tolist() for path, tensor in zip(flat.paths, flat.tensors, strict=True)}
         return {**found, **{name: buffer.flatten().tolist() for name, buffer in buffers}}
@@ -123,16 +123,16 @@ def test_a_copy_goes_on_as_its_source(seed: int) -> None:
             job.state.slots.refresh()
             job.change(draw)
         job.state.slots.refresh()
-    offered = source.state.replicated()
+    offered = source.state.replica.flat()
     meta = decode_tree(encode_tree(source.state.describe("", 0), "meta"))
-    place = target.state.destination()
+    place = target.state.replica.destination()
     received = []
     for path, tensor in zip(offered.paths, offered.tensors, strict=True):
         own = place.get(path)
         fits = own is not None and own.shape == tensor.shape
         received.append(own.copy_(tensor) if fits and own is not None else tensor.clone())
     assert target.state.adopt(unflatten(offered.tree, received), meta) == ""
-    assert target.state.digest() == source.state.digest()
+    assert target.state.replica.digest() == source.state.replica.digest()
     for _ in range(2):
         assert target.tensors() == source.tensors()
         source.step()
@@ -145,7 +145,7 @@ def test_a_part_of_another_tensor_is_named() -> None:
     whole = torch.zeros(4, 3)
     source.net.mean, source.net.best = whole[:3], whole[1:]
     source.state.slots.refresh()
-    offered = source.state.replicated()
+    offered = source.state.replica.flat()
     why = target.state.adopt(
         unflatten(offered.tree, [tensor.clone() for tensor in offered.tensors]), source.state.describe("", 0)
     )

@@ -70,10 +70,10 @@ def transaction_of(state: TrackedState) -> Transaction:
 
 def transfer(source: TrackedState, target: TrackedState) -> None:
     """Move the state as a restore does, through bytes."""
-    flat = source.replicated()
+    flat = source.replica.flat()
     tree = decode_tree(encode_tree({"t": _plain(flat)}, "state"))["t"]
     target.replica.adopt(tree, [list(key) for key in source.rank_private.buffers])
-    target.adopt_private(decode_tree(encode_tree(source.private(), "private")))
+    target.rank_private.adopt(decode_tree(encode_tree(source.rank_private.tree(), "private")))
 
 
 def _plain(flat: Flat) -> Any:
@@ -92,7 +92,7 @@ def test_an_optimizer_whose_settings_came_in_another_order() -> None:
     for values in optimizer.state.values():
         values["step"] = values.pop("step")
     transfer(source, target)
-    assert target.digest() == source.digest()
+    assert target.replica.digest() == source.replica.digest()
 
 
 @pytest.mark.parametrize("target_steps", [0, 1, 5], ids=["no optimizer state yet", "warmed up", "further"])
@@ -100,7 +100,7 @@ def test_a_target_becomes_its_source(target_steps: int) -> None:
     net, _, source = make(1, steps=3)
     other, optimizer, target = make(2, steps=target_steps)
     transfer(source, target)
-    assert target.digest() == source.digest()
+    assert target.replica.digest() == source.replica.digest()
     assert torch.equal(other.norm.running_mean, net.norm.running_mean)  # type: ignore[arg-type]
     assert all(len(optimizer.state[p]) == 3 for p in other.parameters())
 
@@ -117,7 +117,7 @@ def test_a_target_lays_its_tensors_out_as_its_source(target_steps: int) -> None:
     found = adopted.state[other.linear.weight]
     assert other.linear.weight.stride() == weight.stride() == found["exp_avg"].stride() == (1, 4)
     assert found["bases"][0].stride() == (1, 4)
-    assert target.digest() == source.digest()
+    assert target.replica.digest() == source.replica.digest()
 
 
 def test_a_target_forgets_optimizer_state_that_the_source_does_not_have() -> None:
@@ -125,7 +125,7 @@ def test_a_target_forgets_optimizer_state_that_the_source_does_not_have() -> Non
     _, optimizer, target = make(2, steps=1)
     transfer(source, target)
     assert not optimizer.state
-    assert target.digest() == source.digest()
+    assert target.replica.digest() == source.replica.digest()
 
 
 def test_groups_that_were_added_travel() -> None:
@@ -137,16 +137,16 @@ def test_groups_that_were_added_travel() -> None:
         return head, body, optimizer, TrackedState({"m": nn.Sequential(body, head)}, {"o": optimizer}, {}, {})
 
     _, body, optimizer, state = build()
-    built = state.replicated()
+    built = state.replica.flat()
     optimizer.add_param_group({"params": list(body.parameters()), "lr": 0.5})
     body(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    later = state.replicated()
+    later = state.replica.flat()
     _, its_body, its_optimizer, target = build()
     target.replica.adopt(unflatten(later.tree, later.tensors), [])
     assert [group["lr"] for group in its_optimizer.param_groups] == [0.1, 0.5]
     assert its_optimizer.param_groups[1]["params"] == list(its_body.parameters())
-    assert target.digest() == state.digest()
+    assert target.replica.digest() == state.replica.digest()
     target.replica.adopt(unflatten(built.tree, built.tensors), [])  # as of a version from before
     assert len(its_optimizer.param_groups) == 1
 
@@ -155,9 +155,9 @@ def test_views_of_parameters_belong_to_the_state() -> None:
     """A script that holds them in a variable of its own carries nothing of its own."""
     net, _, state = make(1)
     for view in (net.linear.weight.data, net.linear.weight.detach()[1:], {"mask": net.get_buffer("mask").view(2, 2)}):
-        assert state.keeps(view)
-    assert not state.keeps({"weight": net.linear.weight.detach().clone()})
-    assert not state.keeps(torch.empty(0))
+        assert state.identities.keeps(view)
+    assert not state.identities.keeps({"weight": net.linear.weight.detach().clone()})
+    assert not state.identities.keeps(torch.empty(0))
 
 
 def test_learning_rate_and_objects_travel() -> None:
@@ -216,7 +216,7 @@ def test_layout_tells_other_models_apart() -> None:
     _, _, one = make(1)
     _, _, same = make(2)
     other = TrackedState({"model": nn.Linear(4, 5)}, {}, {}, {})
-    assert one.layout() == same.layout() != other.layout()
+    assert one.replica.layout() == same.replica.layout() != other.replica.layout()
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -226,14 +226,14 @@ def test_several_threads_find_the_same_digest(threads: int) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = state.digest()
+        alone = state.replica.digest()
         torch.set_num_threads(threads)
-        assert state.digest() == alone
+        assert state.replica.digest() == alone
         known: dict[int, int] = {}
-        assert state.digest(known) == alone
+        assert state.replica.digest(known) == alone
         assert len(known) > 1  # there was something to share
         last = known.pop(max(known))
-        assert state.digest(known) == alone
+        assert state.replica.digest(known) == alone
         assert known[max(known)] == last
     finally:
         torch.set_num_threads(before)
@@ -241,14 +241,14 @@ def test_several_threads_find_the_same_digest(threads: int) -> None:
 
 def test_digest_covers_parameters_moments_and_learning_rate() -> None:
     net, optimizer, state = make(1, steps=1)
-    seen = {state.digest()}
+    seen = {state.replica.digest()}
     with torch.no_grad():
         net.linear.weight[0, 0] += 1
-    seen.add(state.digest())
+    seen.add(state.replica.digest())
     optimizer.state[net.linear.weight]["exp_avg"][0, 0] += 1
-    seen.add(state.digest())
+    seen.add(state.replica.digest())
     optimizer.param_groups[0]["lr"] = 0.3
-    seen.add(state.digest())
+    seen.add(state.replica.digest())
     assert len(seen) == 4
 
 
@@ -286,18 +286,18 @@ def take_a_group_away(net: Net, optimizer: torch.optim.Optimizer) -> None:
 def test_groups_that_a_script_changes_travel(change: Callable[[Net, torch.optim.Optimizer], None]) -> None:
     net, optimizer, source = frozen_at_first(1)
     change(net, optimizer)
-    source.see_groups("optimizer")
+    source.members.see("optimizer")
     optimizer.step()
     optimizer.zero_grad()
     other, copied, target = frozen_at_first(2)
-    assert source.layout() == target.layout()
+    assert source.replica.layout() == target.replica.layout()
     transfer(source, target)
-    assert source.digest() == target.digest()
+    assert source.replica.digest() == target.replica.digest()
     for module, own in ((net, optimizer), (other, copied)):
         module.zero_grad()
         module.linear.bias.grad = torch.ones(4)
         own.step()
-    assert source.digest() == target.digest()
+    assert source.replica.digest() == target.replica.digest()
 
 
 def test_a_group_that_comes_back_finds_its_state() -> None:
@@ -311,16 +311,16 @@ def test_a_group_that_comes_back_finds_its_state() -> None:
         module.zero_grad()
         module.norm.bias.grad = torch.ones(4)
         own.step()
-    assert source.digest() == target.digest()
+    assert source.replica.digest() == target.replica.digest()
     transfer(source, target)
-    assert source.digest() == target.digest()
+    assert source.replica.digest() == target.replica.digest()
 
 
 def test_a_group_of_a_module_that_was_not_handed_over_is_refused() -> None:
     _, optimizer, state = make(1)
     optimizer.add_param_group({"params": nn.Linear(2, 2).parameters()})
     with pytest.raises(UsageError, match="parameter group 1 of optimizer holds parameters of a module that was not"):
-        state.see_groups("optimizer")
+        state.members.see("optimizer")
 
 
 def test_an_object_without_state_dict_is_refused_by_name() -> None:
@@ -353,13 +353,13 @@ def test_fingerprint_sees_changes_between_steps() -> None:
 def test_what_was_used_so_far_does_not_move_the_place_of_what_was_used_too() -> None:
     """A replacement has used other parameters than the source: each tensor still arrives where it belongs."""
     sent, state = used_so_far(0, 1, 2), used_so_far(0, 2)
-    flat, places = sent.replicated(), state.destination()
+    flat, places = sent.replica.flat(), state.replica.destination()
     received = []
     for path, tensor in zip(flat.paths, flat.tensors, strict=True):
         place = places.get(path)
         received.append(tensor.clone() if place is None else place.detach().copy_(tensor))
     state.adopt(unflatten(flat.tree, received), {"private_buffers": []})
-    assert state.digest() == sent.digest()
+    assert state.replica.digest() == sent.replica.digest()
 
 
 def used_so_far(*layers: int) -> TrackedState:
@@ -389,8 +389,8 @@ def test_a_communication_hook_with_a_state_of_its_own_is_refused() -> None:
 
 def test_bytes_of_parameters_are_the_same_before_and_behind_the_first_step() -> None:
     """Or what a resumed job survives would be told with three times the size."""
-    assert make(1)[2].parameter_bytes() == 4 * (4 * 4 + 4 + 4 + 4 + 4 + 4 + 4) + 8
-    assert make(1, steps=1)[2].parameter_bytes() == 4 * (4 * 4 + 4 + 4 + 4 + 4)
+    assert make(1)[2].replica.module_bytes() == 4 * (4 * 4 + 4 + 4 + 4 + 4 + 4 + 4) + 8
+    assert make(1, steps=1)[2].replica.module_bytes() == 4 * (4 * 4 + 4 + 4 + 4 + 4)
 
 
 def test_an_optimizer_that_differs_between_ranks_is_known_with_the_gradients_of_its_module() -> None:
@@ -401,7 +401,7 @@ def test_an_optimizer_that_differs_between_ranks_is_known_with_the_gradients_of_
     outer = torch.optim.SGD(net.parameters(), lr=0.1)
     state = TrackedState({"model": net}, {"outer": outer}, {}, {"local": local, "inner": inner})
     assert state.name_of_writer(inner) == "per_rank['inner']"
-    assert state.name_of(inner) is None  # its state is no replica's
+    assert state.identities.name_of(inner) is None  # its state is no replica's
     assert state.name_of_writer(outer) == "outer"
     assert state.name_of_writer(torch.optim.SGD(net.parameters(), lr=0.1)) is None
     state.see_gradients()

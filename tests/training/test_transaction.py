@@ -574,7 +574,7 @@ def test_plain_attributes_of_modules_travel_with_the_private_state(run: Any) -> 
     for _ in range(4):
         script.step()
     other.step()
-    other.state.adopt_private(decode_tree(encode_tree(script.state.private(), "private")))
+    other.state.rank_private.adopt(decode_tree(encode_tree(script.state.rank_private.tree(), "private")))
     assert (other.net.calls, other.net.seen) == (script.net.calls, script.net.seen)
 
 
@@ -591,7 +591,7 @@ def test_what_is_a_view_of_a_parameter_in_a_replacement_is_not_written_through(r
     for _ in range(4):
         script.step()
     weight = other.net.last.weight.detach().clone()
-    other.state.adopt_private(decode_tree(encode_tree(script.state.private(), "private")))
+    other.state.rank_private.adopt(decode_tree(encode_tree(script.state.rank_private.tree(), "private")))
     assert torch.equal(other.net.kept, script.net.kept)
     assert torch.equal(other.net.last.weight, weight)
 

@@ -54,14 +54,14 @@ def test_a_rank_has_what_it_updates() -> None:
         with playing(rank):
             model, optimizer, state = trained(1)
             assert list(state.zero.cuts()) == [Cut("zero", rank, WORLD)]
-            assert state.shard(WORLD) == f"zero {rank + 1}/2"
+            assert state.division.shard(WORLD) == f"zero {rank + 1}/2"
             names = {id(parameter): name for name, parameter in model.named_parameters()}
-            paths = [path for path in state.destination() if path.startswith("modules")]
+            paths = [path for path in state.replica.destination() if path.startswith("modules")]
             own = {names[id(parameter)] for group in optimizer.optim.param_groups for parameter in group["params"]}
             assert {name for name in names.values() if any(path.endswith(name) for path in paths)} == own
             assert len(paths) == len(own)
             assert len(state_of(optimizer)) == len(own)
-            assert state.name_of(optimizer.optim) == "optimizer"
+            assert state.identities.name_of(optimizer.optim) == "optimizer"
             parts.append(own)
     assert parts[0] | parts[1] == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert not parts[0] & parts[1]
@@ -71,16 +71,16 @@ def test_a_rank_has_what_it_updates() -> None:
 def test_a_process_that_was_built_as_another_rank_takes_over(views: bool) -> None:
     with playing(0):
         _, _, source = trained(3, views)
-        offered, digest = source.replicated(), source.digest()
+        offered, digest = source.replica.flat(), source.replica.digest()
         tensors = [tensor.clone() for tensor in offered.tensors]
     with playing(1):
         model, optimizer, target = trained(1, views)  # the rehearsal
     with playing(0):
         optimizer.process_group = dist.group.WORLD
-        target.rebind()
-        assert target.shard(WORLD) == "zero 1/2"
+        target.division.rebind()
+        assert target.division.shard(WORLD) == "zero 1/2"
         target.adopt(unflatten(offered.tree, tensors), {"private_buffers": []})
-        assert target.digest() == digest
+        assert target.replica.digest() == digest
         model(torch.ones(2, 4)).square().mean().backward()
         optimizer.step()  # it goes on with what it was given
         assert {float(kept["step"]) for kept in state_of(optimizer).values()} == {4.0}

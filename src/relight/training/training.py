@@ -111,7 +111,7 @@ class Training:
             per_rank=per_rank or {},
             pipeline=pipeline,
         )
-        _refuse_what_standbys_cannot_build(runtime, staged=bool(state.stages()))
+        _refuse_what_standbys_cannot_build(runtime, staged=bool(state.division.stages()))
         seed = runtime.settings.seed if seed is None else seed
         self._parts = take_inventory(
             runtime, state, data=data, accumulate=accumulate, short_groups=short_groups, seed=seed, rng=rng

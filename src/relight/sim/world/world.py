@@ -21,9 +21,9 @@ from typing import Any
 from relight.agent.decisions.host import Said
 from relight.core.controller import Controller, ControllerSettings
 from relight.core.protocol import events as ev
-from relight.core.protocol.commands import CancelHost, Command, EndJob, OrderHost, Restore, Save
+from relight.core.protocol.commands import CancelHost, Command, EndJob, OrderHost, Save
 from relight.sim.judge.checker import Checker
-from relight.sim.model.fallback_tiers import Disk, FallbackTiers, Saved
+from relight.sim.model.fallback_tiers import Disk, FallbackTiers
 from relight.sim.model.network import Group, Rendezvous
 from relight.sim.model.shapes import ONE_WRITE, Pattern
 from relight.sim.model.worker.worker import SimulatedWorker
@@ -148,6 +148,17 @@ class World:
         agent.expire(self, agent.hold)
 
     # --- what workers need (model/surroundings.py) ------------------------------------------------------------------
+    group = groups.find_group
+    rendezvous = groups.find_rendezvous
+    entered = groups.enter
+    left = groups.leave
+    joined = groups.join
+    choose_source = copies.spread_source
+    asked = copies.request
+    offered = copies.request_again
+    find_kept = tiers.find_snapshot
+    saves = tiers.save
+
     def plan_step(self, worker: SimulatedWorker) -> None:
         self.plan(("step", worker.name, worker.ticket))
 
@@ -164,30 +175,6 @@ class World:
         self.note("exit", f"{worker.name} (rank {worker.rank}) {status}")
         self.plan(("dead", worker.name, status))
 
-    def group(self, generation: int) -> Group:
-        return groups.find_group(self, generation)
-
-    def rendezvous(self, generation: int) -> Rendezvous | None:
-        return groups.find_rendezvous(self, generation)
-
-    def entered(self, group: Group, number: int) -> None:
-        groups.enter(self, group, number)
-
-    def left(self, group: Group, rank: int) -> None:
-        groups.leave(self, group, rank)
-
-    def joined(self, meeting: Rendezvous) -> None:
-        groups.join(self, meeting)
-
-    def choose_source(self, target: SimulatedWorker, restore: Restore) -> str:
-        return copies.spread_source(self, target, restore)
-
-    def asked(self, target: SimulatedWorker) -> None:
-        copies.request(self, target)
-
-    def offered(self, source: SimulatedWorker) -> None:
-        copies.request_again(self, source)
-
     def thawed(self, worker: SimulatedWorker) -> None:
         stalled, worker.stalled = worker.stalled, ()
         for action in stalled:
@@ -198,12 +185,6 @@ class World:
         if not (self.buddy_every or self.checkpoint_every):
             return None
         return worker.tiers_kind(worker, self.buddy_every, self.checkpoint_every, self.disk)
-
-    def find_kept(self, worker: SimulatedWorker, rank: int, version: int) -> Saved | None:
-        return tiers.find_snapshot(self, worker, rank, version)
-
-    def saves(self, worker: SimulatedWorker, save: Save) -> None:
-        tiers.save(self, worker, save)
 
     def is_saved(self, save: Save) -> bool:
         return save.target in self.disk.complete

@@ -58,9 +58,9 @@ class CheckpointReader:
                 "stages of a pipeline and parts of ZeRO can only go on divided as they were"
             )
         part = files.read_part(root, version, min(meta.parts.values()) if writer is None else writer)
-        if part.layout != state.layout():
+        if part.layout != state.replica.layout():
             raise CheckpointError("it is of another model or optimizer (names, shapes or settings differ)")
-        own = state.destination()
+        own = state.replica.destination()
         pieces = part.pieces if writer is not None else self._own_pieces(part)
         try:
             tensors = [destination_for(own.get(piece.path.removeprefix(prefix)), piece.spec) for piece in pieces]
@@ -77,7 +77,7 @@ class CheckpointReader:
         if why := state.adopt(unflatten(part.tree, tensors), described):
             runtime.notices.doubt(why)
         self.adopt(meta.version, described)
-        if writer is not None and (found := state.digest()) != part.digest:
+        if writer is not None and (found := state.replica.digest()) != part.digest:
             raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
         for reason in () if runtime.protection.started else meta.doubts:  # one of this job says nothing new
             runtime.notices.doubt(reason if reason.startswith(_INHERITED) else f"{_INHERITED}{reason}")

@@ -169,7 +169,7 @@ class Snapshots:
         They do not change before a write.
         """
         runtime, state = self._runtime, self._state
-        flat = state.replicated()
+        flat = state.replica.flat()
         private = runtime.page.read_private(version)
         assert private is not None  # kept in front of the barrier that the newest version came through
         tensors = [*flat.tensors, torch.frombuffer(bytearray(private), dtype=torch.uint8)]
@@ -178,7 +178,7 @@ class Snapshots:
         slot.rank, slot.version = runtime.rank, version
         slot.tree, slot.paths = flat.tree, [*flat.paths, PRIVATE_PATH]
         slot.meta = state.describe(self._worker.lineage, self._worker.until)
-        steady = {local_part(parameter).data_ptr() for parameter in state.trained_parameters()}
+        steady = {local_part(parameter).data_ptr() for parameter in state.members.trained()}
         later = {}
         for index, (path, source) in enumerate(zip(slot.paths, tensors, strict=True)):
             if path.startswith("optimizers.") or source.data_ptr() in steady:

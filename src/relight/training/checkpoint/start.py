@@ -89,7 +89,7 @@ class CheckpointStart:
         """Read it, serve it, and wait for the others. Raises CheckpointError if a rank cannot read its part."""
         runtime, root = self._runtime, schedule.root
         meta = self._reader.read(root, version)
-        runtime.restores.server.offer(Offer(runtime.generation, version, meta, self._state.replicated()))
+        runtime.restores.server.offer(Offer(runtime.generation, version, meta, self._state.replica.flat()))
         address = runtime.restores.server.address
         private = not files.read_meta(root, version).derivable
         if private:
@@ -147,7 +147,7 @@ class CheckpointStart:
         runtime, state = self._runtime, self._state
         client = runtime.restores.fetcher(runtime.generation)
         address = Address(choice.address, choice.endpoint)
-        fetched = client.fetch(runtime.generation, choice.version, [address], state.destination().get)
+        fetched = client.fetch(runtime.generation, choice.version, [address], state.replica.destination().get)
         meta: dict[str, Any] = fetched.header.meta
         if why := state.adopt(unflatten(fetched.header.tree, fetched.tensors), meta):
             runtime.notices.doubt(why)

@@ -144,7 +144,7 @@ class CheckpointWriter:
 
     def copy(self, version: int) -> PartCopy:
         """Copy this rank's part of the state to host memory. Raises CheckpointError."""
-        flat = self._state.replicated()
+        flat = self._state.replica.flat()
         if len(set(flat.paths)) < len(flat.paths):
             raise CheckpointError("two tensors of the state have the same name; give them names of their own")
         if [(t.shape, t.dtype) for t in self._host] != [(t.shape, t.dtype) for t in flat.tensors]:
@@ -153,7 +153,7 @@ class CheckpointWriter:
             copy.copy_(tensor)
         part = files.Part(
             key=self._assignment.shard,
-            layout=self._state.layout(),
+            layout=self._state.replica.layout(),
             digest="",
             private_buffers=self._state.rank_private.named_buffers(),
             besides=self._state.besides(),

@@ -39,10 +39,14 @@ class PrivateState:
         """
         carried = self._carried.capture(early=early)
         is_bare = not carried and not self._reports.has_private
-        if is_bare and self._batches.derivable and not self._state.has_private:
+        if is_bare and self._batches.derivable and not self._state.rank_private.exists:
             payload = NO_PRIVATE  # mostly
         else:
-            tree = {**self._state.private(), **self._batches.private(between=between), **self._reports.private()}
+            tree = {
+                **self._state.rank_private.tree(),
+                **self._batches.private(between=between),
+                **self._reports.private(),
+            }
             if carried:
                 tree["carried"] = carried
             payload = encode_tree(tree, "rank-private state")
@@ -54,7 +58,7 @@ class PrivateState:
 
     def adopt(self, tree: dict[str, Any], version: int, noticed: Mapping[str, int] | None = None) -> None:
         """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`."""
-        self._state.adopt_private(tree)
+        self._state.rank_private.adopt(tree)
         doubt = self._carried.adopt(tree.get("carried"), noticed, version)
         if doubt is not None:
             self._runtime.notices.doubt(doubt, step=version - 1)

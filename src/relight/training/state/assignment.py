@@ -14,5 +14,5 @@ class Assignment:
 
     def follow(self, state: TrackedState, rank: int, world_size: int) -> None:
         """Become the assignment of `rank`. Raises UsageError if some tensor is not in a form that could be restored."""
-        self.shard = state.shard(world_size)
+        self.shard = state.division.shard(world_size)
         self.batch_index = state.division.batch_index(rank, world_size)

@@ -42,7 +42,7 @@ from relight.training.torch_private.distributed.ddp import wrappers_made
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.distributed.zero import state_of
 from relight.training.torch_private.tensors import version_of
-from relight.transfer.io.codec import Flat, decode_tree, encode_tree, local_part
+from relight.transfer.io.codec import decode_tree, encode_tree, local_part
 
 _NO_ATTRIBUTES = encode_tree({}, "attributes").hex()
 
@@ -50,8 +50,8 @@ _NO_ATTRIBUTES = encode_tree({}, "attributes").hex()
 class TrackedState:
     """The modules, optimizers and other objects that a script handed over, and the parts of their state.
 
-    `division`, `members`, `rank_private`, `replica`, `slots`, `attributes` and `averages` are those parts; the methods
-    here are what other rooms need of them.
+    The parts are `identities`, `division`, `members`, `rank_private`, `replica`, `slots`, `attributes` and `averages`;
+    a method here needs several of them.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TrackedState:
         self.averages = Averages(handed.modules, self.members.trained(), slots)
         self.rank_private = RankPrivate(handed, slots, self.attributes, self.averages)
         self.replica = Replica(handed, slots, self.division, self.members, self.rank_private)
-        self._identities = Identities(handed, slots, self.zero)
+        self.identities = Identities(handed, slots, self.zero)
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         own = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
         self._own_parameters = [parameter for module in own for parameter in module.parameters()]
@@ -88,18 +88,10 @@ class TrackedState:
         self._had_gradients: list[int] = []  # by parameter, as the step began
 
     # --- objects ----------------------------------------------------------------------------------------------------
-    def keeps(self, thing: Any) -> bool:
-        """True if an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
-        return self._identities.keeps(thing)
-
-    def name_of(self, thing: Any) -> str | None:
-        """Return the name under which this very object was handed over, or None."""
-        return self._identities.name_of(thing)
-
     def name_of_writer(self, thing: Any) -> str | None:
         """Return the name under which this very object was handed over, also in `per_rank`; or None."""
         own = (f"per_rank[{name!r}]" for name, one in self.per_rank.items() if one is thing)
-        return self.name_of(thing) or next(own, None)
+        return self.identities.name_of(thing) or next(own, None)
 
     def wrappers(self) -> list[DistributedDataParallel]:
         """Return the DDP wrappers among the modules, and those around modules that were handed over without them."""
@@ -108,14 +100,6 @@ class TrackedState:
         tracked = {id(parameter) for parameter in self.parameters}
         others = (made for made in wrappers_made() if not any(made is one for one in handed))
         return [*handed, *(made for made in others if any(id(p) in tracked for p in made.parameters()))]
-
-    def trained_parameters(self) -> list[torch.Tensor]:
-        """Return the parameters that an optimizer updates; an averaged model's are not among them."""
-        return self.members.trained()
-
-    def see_groups(self, optimizer: str) -> None:
-        """Look at an optimizer's groups before it writes. Raises UsageError if a replacement could not have them."""
-        self.members.see(optimizer)
 
     def fingerprint(self) -> tuple[Any, ...]:
         """Return sizes of groups, learning rates and scheduler epochs: no script may change them between two steps."""
@@ -131,48 +115,11 @@ class TrackedState:
             epochs.append(getattr(thing, "last_epoch", None))
         return tuple(sizes), tuple(rates), tuple(epochs)
 
-    # --- division over ranks ------------------------------------------------------------------------------------------
-    def shard(self, world_size: int) -> str:
-        """Return the key of this rank's part: ranks with the same key hold the same bits. Empty: all of the state."""
-        return self.division.shard(world_size)
-
-    def stages(self) -> str:
-        """Return the key of the pipeline stages that this rank runs; empty without a pipeline."""
-        return self.division.stages()
-
-    def rebind(self) -> None:
-        """Make room for the part of the rank that this process has taken; its contents come from a peer."""
-        self.division.rebind()
-
     # --- replicated ---------------------------------------------------------------------------------------------------
     def track_layouts(self, progress: Versioned) -> Layouts:
         """Make the layouts of DDP's gradient buckets part of the replica. `progress`: of this state."""
         self.replica.layouts = Layouts(self.wrappers(), progress, fixed=bool(self.pipelines))
         return self.replica.layouts
-
-    def replicated(self) -> Flat:
-        """Flatten the replica. The tensors are the live ones, not copies."""
-        return self.replica.flat()
-
-    def destination(self) -> dict[str, torch.Tensor]:
-        """Return the replica's live tensors by path: where a replacement receives."""
-        return self.replica.destination()
-
-    def digest(self, known: dict[int, int] | None = None) -> str:
-        """Return the digest of the replica, as hex. `known` holds digests computed already, by bucket."""
-        return self.replica.digest(known)
-
-    def digests_by_tensor(self) -> dict[str, int]:
-        """Return 64-bit digests of the replica: one a tensor, by its path, and one for everything else."""
-        return self.replica.digests_by_tensor()
-
-    def layout(self) -> str:
-        """Return a digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer."""
-        return self.replica.layout()
-
-    def parameter_bytes(self) -> int:
-        """Return the size of the replicated parameters and buffers, in bytes."""
-        return self.replica.module_bytes()
 
     def adopt(self, tree: Any, meta: dict[str, Any]) -> str:
         """Make a verified copy this rank's replica. `meta`: what `describe` returned where it was made.
@@ -232,25 +179,6 @@ class TrackedState:
     def adopt_attributes(self, meta: dict[str, Any]) -> None:
         """Take on the source's attributes, for a rank whose own are lost, if they were the same on all ranks."""
         self.attributes.adopt(decode_tree(bytes.fromhex(meta.get("attributes", _NO_ATTRIBUTES))))
-
-    # --- rank-private -------------------------------------------------------------------------------------------------
-    def private(self) -> dict[str, Any]:
-        """Return the rank-private state as a tree, without data position and random streams."""
-        return self.rank_private.tree()
-
-    def adopt_private(self, tree: dict[str, Any]) -> None:
-        """Take on what `private` returned on this rank before the write that completed the version. `adopt` first."""
-        self.rank_private.adopt(tree)
-
-    @property
-    def has_private(self) -> bool:
-        """True if this rank has anything that other ranks do not have."""
-        return self.rank_private.exists
-
-    @property
-    def follows_from_rank(self) -> bool:
-        """True if another rank could derive all of the rank-private state."""
-        return self.rank_private.follows_from_rank
 
     # --- gradients ----------------------------------------------------------------------------------------------------
     def see_gradients(self) -> None:

@@ -74,7 +74,7 @@ class Inventory:
 
     def is_derivable(self) -> bool:
         """Return whether this rank's private state follows from rank and step."""
-        return self.batches.derivable and self.state.follows_from_rank and not self.carried.decides
+        return self.batches.derivable and self.state.rank_private.follows_from_rank and not self.carried.decides
 
     def is_optimizer_at_work(self) -> bool:
         """Inside optimizer.step()."""
@@ -112,9 +112,9 @@ def take_inventory(
     """
     assignment = Assignment()
     assignment.follow(state, runtime.rank, runtime.world_size)
-    batches = Batches(data, accumulate, seed, rng, runtime.page, stage=state.stages(), short_groups=short_groups)
-    # One for all stages of a pipeline.
-    runtime.worker.lineage = first_lineage(seed, runtime.world_size, "" if state.stages() else state.layout())
+    stage = state.division.stages()  # the lineage is one for all stages of a pipeline
+    batches = Batches(data, accumulate, seed, rng, runtime.page, stage=stage, short_groups=short_groups)
+    runtime.worker.lineage = first_lineage(seed, runtime.world_size, "" if stage else state.replica.layout())
     publishing, scalars = Publishing(runtime, state), Scalars(runtime)
     carried = _carried(runtime, state, batches, data)
     private = PrivateState(runtime, state, batches, carried, scalars)
@@ -140,7 +140,7 @@ def take_inventory(
         phases=PhaseHooks(runtime, state),
         writes=WriteWatch(
             state.name_of_writer,
-            lambda optimizer: state.name_of(optimizer) is not None,
+            lambda optimizer: state.identities.name_of(optimizer) is not None,
             barrier.before_write,
             lambda: runtime.protection.in_step,
             left,
@@ -186,7 +186,7 @@ def _kept_otherwise(state: TrackedState, batches: Batches) -> Callable[[Any], bo
             return False
         return (
             home.startswith("relight.")
-            or state.keeps(thing)
+            or state.identities.keeps(thing)
             or (isinstance(thing, GENERATORS) and batches.holds(thing))
         )
 

@@ -65,11 +65,11 @@ class Membership:
                 process=runtime.process,
                 rank=runtime.rank,
                 version=worker.version,
-                layout_digest=parts.state.layout(),
-                state_digest=parts.state.digest(),
+                layout_digest=parts.state.replica.layout(),
+                state_digest=parts.state.replica.digest(),
                 until=worker.until,
                 shard=parts.assignment.shard,
-                state_bytes=parts.state.parameter_bytes(),
+                state_bytes=parts.state.replica.module_bytes(),
                 buddy_every=parts.snapshots.every if parts.snapshots.active else 0,
                 checkpoint_every=parts.checkpointing.every,
             ),
@@ -86,8 +86,8 @@ class Membership:
         """A standby that has rehearsed: wait for a rank (unless it has one, and builds late), and be restored."""
         runtime, parts = self._runtime, self._parts
         if not runtime.builds_late:
-            runtime.stand_by(parts.state.layout())
-            parts.state.rebind()
+            runtime.stand_by(parts.state.replica.layout())
+            parts.state.division.rebind()
             parts.assignment.follow(parts.state, runtime.rank, runtime.world_size)
             for tell in runtime.at_rank_change:
                 tell(runtime.rank)
@@ -157,7 +157,7 @@ class Membership:
 
     def _digest(self) -> str:
         try:
-            return self._parts.state.digest()
+            return self._parts.state.replica.digest()
         except Exception:  # the script may have failed for the same reason
             return _UNKNOWN
 
@@ -209,7 +209,7 @@ class Membership:
                 generation=runtime.generation,
                 version=worker.version,
                 lineage=worker.lineage,
-                state_digest=parts.state.digest(),
+                state_digest=parts.state.replica.digest(),
                 cut_collectives=runtime.protection.cut_collectives,
                 doubts=len(runtime.notices.doubts),
             ),

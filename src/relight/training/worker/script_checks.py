@@ -61,7 +61,7 @@ class ScriptChecks:
         def is_optimizer(expression: ast.expr) -> bool:
             name = expression.id if isinstance(expression, ast.Name) else ""
             value = frame.f_locals.get(name, frame.f_globals.get(name))
-            return state.name_of(value) in state.optimizers
+            return state.identities.name_of(value) in state.optimizers
 
         if place := accumulates_by_hand(frame, is_optimizer):
             raise UsageError(

@@ -88,7 +88,7 @@ def _state_of(state: TrackedState) -> Iterator[tuple[str, str]]:
     for owner, module in state.modules.items():
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             yield f"{owner}.{name}", _digest(tensor)
-    tree = state.replicated()
+    tree = state.replica.flat()
     for path, tensor in zip(tree.paths, tree.tensors, strict=True):
         if not path.startswith("modules."):
             yield path, _digest(tensor)

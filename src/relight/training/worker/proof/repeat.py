@@ -62,8 +62,8 @@ class RepeatCheck:
     def _digests(self) -> dict[str, int]:
         """Digests of each tensor and object after the step, by its path."""
         state = self._state
-        own = Flat({"buffers": state.private()["buffers"], "per_rank": state.private()["per_rank"]})
-        found = {**state.digests_by_tensor()}
+        own = Flat({"buffers": state.rank_private.tree()["buffers"], "per_rank": state.rank_private.tree()["per_rank"]})
+        found = {**state.replica.digests_by_tensor()}
         found |= {path: _digest(tensor) for path, tensor in zip(own.paths, own.tensors, strict=True)}
         if not self._worker.wrote:
             for (owner, name), parameter in state.slots.parameters.items():

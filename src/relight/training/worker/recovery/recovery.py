@@ -197,7 +197,7 @@ class Recovery:
         self._layouts.reset()
         work.rollback_seconds = _seconds_since(started_ns)
         started_ns = time.monotonic_ns()
-        work.digest = self._state.digest(work.known)
+        work.digest = self._state.replica.digest(work.known)
         work.digest_seconds = _seconds_since(started_ns)
         started_ns = time.monotonic_ns()
         assert self._forming is not None
@@ -215,7 +215,7 @@ class Recovery:
                 version=worker.version,
                 lineage=worker.lineage,
                 state_digest=work.digest,
-                layout_digest=self._state.layout(),
+                layout_digest=self._state.replica.layout(),
                 progress=RestoreProgress(
                     finish_seconds=work.finish_seconds,
                     reform_seconds=work.reform_seconds,

@@ -114,7 +114,7 @@ class StateTaking:
         worker, order, work = self._worker, self._order, self.work
         meta = work.meta or self._state.describe(worker.lineage, worker.until)
         meta = {**meta, "noticed": self._private.noticed()}
-        offer = Offer(order.generation, order.target, meta, self._state.replicated())
+        offer = Offer(order.generation, order.target, meta, self._state.replica.flat())
         self._runtime.restores.server.offer(offer)
         if order.tier is FallbackTier.REPLICA:
             work.known = offer.digests
@@ -126,9 +126,9 @@ class StateTaking:
             return self._copy_checkpoint(restore)
         runtime.page.put("torn", 1)
         client = runtime.restores.fetcher(restore.generation)
-        destination = self._state.destination()
+        destination = self._state.replica.destination()
         total_bytes = sum(tensor.nbytes for tensor in destination.values())
-        part = self._state.shard(runtime.world_size)
+        part = self._state.division.shard(runtime.world_size)
         offered = [Address(source.address, source.endpoint) for source in restore.sources if source.shard == part]
         if not offered:
             raise RestoreError(f"rank {runtime.rank} is to hold part {part!r} of the state, which no source has")
@@ -145,7 +145,7 @@ class StateTaking:
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state, if
         # nothing could write there afterwards: objects and attributes that were put back may hold views of it.
         written = private["per_rank"] or {"averages", "carried"} & private.keys() or self._state.attributes.has_state
-        in_place = not written and _same_storage(self._state.replicated().tensors, fetched.tensors)
+        in_place = not written and _same_storage(self._state.replica.flat().tensors, fetched.tensors)
         work.copied_bytes, work.known = fetched.received_bytes, fetched.digests if in_place else {}
         return self._taken(meta)
 
@@ -166,7 +166,7 @@ class StateTaking:
         slot = self._snapshots.own(self._order.target)
         if slot is None:
             return happened.SnapshotMissing()
-        return self._adopt_snapshot(slot.meta, slot.tree, slot.copy_to(self._state.destination()))
+        return self._adopt_snapshot(slot.meta, slot.tree, slot.copy_to(self._state.replica.destination()))
 
     def _adopt_snapshot(self, meta: dict[str, Any], tree: Any, tensors: list[torch.Tensor]) -> happened.StateTaken:
         """Take a snapshot for the state of this rank; the snapshot itself is only read."""
@@ -180,17 +180,17 @@ class StateTaking:
         self._private.adopt(private_tree, restore.target)
         self._batches.take_over(private_tree, restore.target, self._assignment.batch_index)
         taken = self._taken(meta)
-        if (found := state.digest()) != meta["digest"]:
+        if (found := state.replica.digest()) != meta["digest"]:
             raise RestoreError(f"the snapshot of version {restore.target} has the digest {found}, not {meta['digest']}")
         return taken
 
     def _copy_checkpoint(self, restore: Restore) -> happened.StateTaken:
         """Get this rank's part from the rank that has read it from the disk."""
         runtime, state = self._runtime, self._state
-        part = state.shard(runtime.world_size)
+        part = state.division.shard(runtime.world_size)
         addresses = [Address(s.address, s.endpoint) for s in restore.sources if s.shard == part]
         client = runtime.restores.fetcher(restore.generation)
-        fetched = client.fetch(restore.generation, restore.target, addresses[:1], state.destination().get)
+        fetched = client.fetch(restore.generation, restore.target, addresses[:1], state.replica.destination().get)
         meta, self.work.copied_bytes = fetched.header.meta, fetched.received_bytes
         self._adopt(fetched.header.tree, fetched.tensors, meta)
         state.adopt_attributes(meta)
@@ -211,13 +211,13 @@ class StateTaking:
     def _fetch_snapshot(self, action: act.FetchSnapshot) -> happened.StateTaken:  # noqa: ARG002
         """This rank's own, or one of the same part of the state, out of another rank's memory."""
         restore = self._order
-        rank, part = self._runtime.rank, self._state.shard(self._runtime.world_size)
+        rank, part = self._runtime.rank, self._state.division.shard(self._runtime.world_size)
         own = [source for source in restore.sources if source.of == rank]
         found = own or [source for source in restore.sources if source.shard == part]
         if not found:
             raise RestoreError(f"rank {rank} is to hold part {part!r} of the state, of which no source has a snapshot")
         client = self._runtime.restores.fetcher(restore.generation)
-        address, destination = Address(found[0].address, found[0].endpoint), self._state.destination()
+        address, destination = Address(found[0].address, found[0].endpoint), self._state.replica.destination()
         fetched = client.fetch(restore.generation, restore.target, [address], destination.get, of=found[0].of)
         self.work.copied_bytes = sum(tensor.nbytes for tensor in fetched.tensors)
         return self._adopt_snapshot(fetched.header.meta, fetched.header.tree, fetched.tensors)

@@ -55,7 +55,7 @@ class Barrier:
         self._snapshots = snapshots
         self._publishing = publishing
         self._rank_values = recovery.rank_values
-        self._digest_exchange = DigestExchange(state.digest)
+        self._digest_exchange = DigestExchange(state.replica.digest)
         self._is_early = False  # it stands in front of a write
         self._passed: happened.BarrierPassed | None = None
         self._carry_outs: Mapping[type[act.Action], Callable[[], None]] = {
@@ -76,7 +76,7 @@ class Barrier:
         """
         worker = self._worker
         if optimizer is not None:
-            self._state.see_groups(optimizer)
+            self._state.members.see(optimizer)
         if worker.passed:
             return
         if not self._runtime.is_rehearsing and self._transaction.before_write(writer, optimizer):
@@ -270,7 +270,7 @@ class Barrier:
 
         try:
             with self._comparable():
-                own = state.digests_by_tensor()
+                own = state.replica.digests_by_tensor()
             return differing_tensors(own, self._assignment.shard, runtime.rank, runtime.world_size, add_up)
         except (RuntimeError, StepInterrupted):
             return ()

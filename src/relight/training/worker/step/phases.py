@@ -57,7 +57,7 @@ class PhaseHooks:
         _installed.append(self)
         self._undo.append(at_backward(self._on_backward))
         self._gates.place(self._gated())
-        trained = [parameter for parameter in self._state.trained_parameters() if parameter.requires_grad]
+        trained = [parameter for parameter in self._state.members.trained() if parameter.requires_grad]
         if self._runtime.faults.active and trained:
             self._undo.append(trained[len(trained) // 2].register_post_accumulate_grad_hook(self._strike).remove)
 
@@ -81,12 +81,12 @@ class PhaseHooks:
 
     def _trains(self, module: nn.Module) -> bool:
         """Return whether it has parameters that change: now, or once the script unfreezes them."""
-        trained = {id(parameter) for parameter in self._state.trained_parameters()}
+        trained = {id(parameter) for parameter in self._state.members.trained()}
         return any(p.requires_grad or id(p) in trained for p in module.parameters())
 
     def _gated(self) -> list[torch.Tensor]:
         """Some parameters that are trained now, and some that are frozen, perhaps for a moment."""
-        trained = self._state.trained_parameters()
+        trained = self._state.members.trained()
         now = [parameter for parameter in trained if parameter.requires_grad]
         frozen = [parameter for parameter in trained if not parameter.requires_grad]
         return [*spread(now, self._gate_count), *spread(frozen, self._gate_count)]
