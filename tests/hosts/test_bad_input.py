@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -14,43 +13,12 @@ from benchmarks.namespaces import missing
 from relight.wire.template import SHARED_VARIABLE
 from relight.wire.versions import installed_versions
 from tests.hosts.cluster import Cluster
-from tests.survival.harness import DEADLINE_SECONDS, Bench, Outcome, Training
-from tests.survival.judge import check_survived
+from tests.hosts.conftest import begin, finish
+from tests.survival.harness import DEADLINE_SECONDS, Outcome
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
-STEPS = 105
-TRAINING = Training(ranks=4, steps=STEPS, arguments=("--pause", "0.2", "--tell", "--hold-at", str(STEPS - 5)))
-UNPAUSED = Training(ranks=4, steps=STEPS, arguments=("--tell",))  # the same bits; there is nothing to wait for
 CLOCK = Path(__file__).with_name("clock.c")
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """This training on one host, undisturbed."""
-    directories = iter([tmp_path_factory.mktemp("reference")])
-    return Bench(lambda: next(directories)).reference(UNPAUSED)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Two hosts with two ranks each; a third one may join."""
-    with Cluster(tmp_path, TRAINING, 2, standbys=2, spare=1) as hosts:
-        yield hosts
-
-
-def begin(cluster: Cluster, *flags: str, variables: Mapping[int, Mapping[str, str]] = {}) -> None:
-    cluster.start(*flags, variables=variables)
-    cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
-    cluster.wait_until(lambda: cluster.journal().count('"StandbyReady"') >= 2, "both standbys are warm")
-
-
-def finish(cluster: Cluster, reference: Outcome) -> Outcome:
-    cluster.release()
-    outcome = cluster.wait()
-    check_survived(outcome, reference)
-    cluster.check_nothing_is_left()
-    return outcome
 
 
 def other_version(directory: Path, package: str) -> dict[str, str]:

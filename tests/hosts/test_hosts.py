@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,44 +12,12 @@ import pytest
 from benchmarks.namespaces import missing
 from tests.device.driver import Driver, why_not
 from tests.hosts.cluster import REACH_SECONDS, Cluster
+from tests.hosts.conftest import STEPS, TRAINING, begin, finish
 from tests.survival.harness import DEADLINE_SECONDS, PATIENCE, Bench, Outcome, Training, send
-from tests.survival.judge import check_survived
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
 needs_nft = pytest.mark.skipif(shutil.which("nft") is None, reason="the command nft is not installed (nftables has it)")
-# What only one rank has (the position of a stateful loader, say) would be lost with its host: see below.
-STEPS = 105  # most of them for time to strike in, which pauses give at less cost than steps
-TRAINING = Training(ranks=4, steps=STEPS, arguments=("--pause", "0.2", "--tell", "--hold-at", str(STEPS - 5)))
-UNPAUSED = Training(ranks=4, steps=STEPS, arguments=("--tell",))  # the same bits; there is nothing to wait for
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """A training on one host, undisturbed: where ranks run must not show in the bits."""
-    directories = iter([tmp_path_factory.mktemp("reference")])
-    return Bench(lambda: next(directories)).reference(UNPAUSED)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Two hosts with two ranks and, as the job has it, one standby each; a third one may join."""
-    with Cluster(tmp_path, TRAINING, 2, standbys=2, spare=1) as hosts:
-        yield hosts
-
-
-def begin(cluster: Cluster, *flags: str) -> None:
-    cluster.start(*flags)
-    cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
-    cluster.wait_until(lambda: cluster.journal().count('"StandbyReady"') >= 2, "both standbys are warm")
-
-
-def finish(cluster: Cluster, reference: Outcome) -> Outcome:
-    cluster.release()
-    outcome = cluster.wait()
-    check_survived(outcome, reference)
-    cluster.check_nothing_is_left()
-    return outcome
 
 
 @pytest.mark.all

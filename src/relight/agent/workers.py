@@ -96,7 +96,7 @@ class Workers:
 
     async def end(self) -> None:
         """Kill every process and wait until all are gone."""
-        self._feed(host.Ending("the agent was told to end"))
+        self._feed(host.Ending("the agent is to end"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
                 while self._live:

@@ -49,11 +49,6 @@ def load(callback: Callback, saved: list[tuple[Way, dict[str, Any]]]) -> None:
             setattr(thing, name, moved(value, mine.device if isinstance(mine, torch.Tensor) else None))
 
 
-def is_kept(_name: str, value: Any) -> bool:
-    """Return whether an attribute of a callback is kept here."""
-    return is_plain(value)
-
-
 def _plain_values_of(thing: Any) -> dict[str, Any]:
     if isinstance(thing, list):
         return {"length": len(thing)}

@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Metada
 
 from relight.integrations.lightning import callbacks
 from relight.integrations.lightning.effects import Effects
-from relight.integrations.lightning.values import compact, copied, expand, moved
+from relight.integrations.lightning.values import compact, copied, expand, is_plain, moved
 from relight.integrations.trainers.own_names import Show, names_in
 from relight.integrations.trainers.updates import Reader
 
@@ -143,7 +143,7 @@ class RankProgress:
         show("trainer", self._trainer, lambda name, _value: name in librarys)
         for number, callback in enumerate(self._trainer.callbacks):
             if is_own(callback) and is_lightnings(callback, "state_dict"):
-                show(f"callbacks[{number}]", callback, callbacks.is_kept)
+                show(f"callbacks[{number}]", callback, lambda _name, value: is_plain(value))
             for name, value in vars(callback).items() if not is_own(callback) else ():
                 if callable(value):  # of a LambdaCallback
                     show(f"callbacks[{number}].{name}", value, lambda _name, _value: False)
@@ -220,7 +220,7 @@ def _load_results(trainer: Any, saved: list[dict[str, Any]], device: torch.devic
         metric.has_reset, metric._update_count = entry["has_reset"], entry["updates"]
 
 
-# --- callbacks ----------------------------------------------------------------------------------------------------
+# --- classes of the script's own, or Lightning's -------------------------------------------------------------------
 def is_own(callback: Callback) -> bool:
     """Return whether a callback is of a class that is not Lightning's."""
     return not type(callback).__module__.startswith("lightning.")

@@ -1,4 +1,4 @@
-"""Attributes that a framework's own classes use, told from those that a script's subclass adds."""
+"""Attributes that a framework's own classes use, as opposed to those that a script's subclass adds."""
 
 import sysconfig
 from collections.abc import Callable

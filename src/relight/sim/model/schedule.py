@@ -30,7 +30,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     "blackhole": what the ranks send to each other vanishes; no connection ends.
     "agent": the agent dies with what it had not passed on, and its successor takes over after `seconds`.
     "asleep": the controller's process is stopped for `seconds`; its deadlines pass meanwhile.
-    "controller": it dies with the next thing that it is told, having sent `sent` of the orders that this led to; its
+    "controller": it dies with the next event, having sent `sent` of the orders that this led to; its
     successor comes after `seconds`, and agents report the newest `repeated` things again, which were not confirmed.
 
     Of `host`, counted round the hosts after the first, on which the controller runs:

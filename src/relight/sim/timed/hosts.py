@@ -198,7 +198,7 @@ class Hosts:
         self._welcome(host)
 
     def kills(self, process: str) -> None:
-        """An agent was told to kill what lived on."""
+        """An agent is to kill the processes that lived on."""
         unknown = Kill(process=process, why="this job does not know it")
         self._job.agent_of(process).obey(self._job, process, unknown)
 

@@ -1,4 +1,4 @@
-"""A step that a failure elsewhere has broken: told from one that the script broke, given up, and recovered from."""
+"""A step that a failure elsewhere has broken, not the script: recognized, given up, and recovered from."""
 
 import traceback
 from pathlib import Path

@@ -197,9 +197,7 @@ class Membership:
         if worker.state is not State.DONE:
             actions = runtime.handle(happened.StepWanted())
             if act.ReportDone() not in actions:
-                self._refuse_changes_after_loop()
-                self._recover(actions)
-                return False
+                return self._go_back(actions)
         runtime.page.stamp(Phase.DONE)
         self._checks.warn_of_nothing_trained()
         runtime.link.send(
@@ -224,18 +222,18 @@ class Membership:
             runtime.protection.started = False
             self._is_released = True
             return True
-        self._refuse_changes_after_loop()
-        self._recover(actions)
-        return False
+        return self._go_back(actions)
 
-    def _refuse_changes_after_loop(self) -> None:
-        """Raises UsageError if a replacement would copy what code after the loop has made of the state."""
+    def _go_back(self, actions: act.Actions) -> bool:
+        """Recover, and return False. Raises UsageError if code after the loop has changed the state."""
         if self._left_with not in (None, self._digest()):
             raise UsageError(
                 "a rank was lost before all had finished training, and the code after the loop has run here and may "
                 "have changed the state, which a replacement would copy. Leave the loop by `break`, in `for step in "
                 "training.steps(...)` itself: then relight finishes before the code after the loop runs"
             )
+        self._recover(actions)
+        return False
 
     # --- the script's end (Lifecycle) -------------------------------------------------------------------------
     def at_end_of_script(self) -> None:
