@@ -49,6 +49,14 @@ SCRIPTS = {
     "gan": ("gan.py", (), ("kill rank 0 in FORWARD of step 4", "kill rank 1 in OPTIMIZER of step 14")),
     "gan that logs last": ("gan.py", ("--log-last",), ("kill rank 0 in BACKWARD of step 5",)),
     "outputs and batches": ("shapes.py", ("plain",), ("kill rank 1 in FORWARD of step 8",)),
+    "objects appended": (
+        *("shapes.py", ("appends",)),
+        (
+            "kill rank 0 in FORWARD of step 2",
+            "kill rank 1 in BARRIER of step 9",
+            "kill rank 0 in AFTER_WRITE of step 14",
+        ),
+    ),
     "weight averaging": ("shapes.py", ("average",), ("kill rank 0 in FORWARD of step 8",)),
     "plateau": ("shapes.py", ("plateau",), ("kill rank 0 in OPTIMIZER of step 16",)),
     "bf16 and clipping": ("shapes.py", ("bf16",), ("kill rank 0 in BACKWARD of step 3",)),
