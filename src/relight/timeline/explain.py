@@ -30,6 +30,15 @@ _STAGES = {
     "resume": "comparing notes and beginning again",
 }
 
+_OF_RANKS = {  # by kind of failure
+    "corruption": "The state of rank {} had changed by itself: test that host's memory and device before you use it "
+    "again.",
+    "slow": "Rank {} was replaced because it was slow, not because it failed: look at that device, and at what else "
+    "runs on its host.",
+    "out of memory": "Memory ran out on rank {}: a smaller batch, or fewer processes on that host (a standby needs as "
+    "much as a worker), would have prevented it.",
+}
+
 
 def explain(report: JobReport, unfinished: str = "") -> list[str]:
     """Paragraphs, most important first. `unfinished`: how a job without an end stands, such as "is still running"."""
@@ -230,31 +239,14 @@ def _patterns(report: JobReport) -> list[str]:
                 f"{count(len(cold), 'recovery', 'recoveries')} without a warm standby took {duration(slower)} longer "
                 f"than those with one, on average."
             )
-    hosts = [f for f in report.failures if f.kind == "host lost"]
-    if hosts:
+    if any(failure.kind == "host lost" for failure in report.failures):
         said.append(
             "A host that cannot be reached is given --agent-timeout-seconds to come back before its ranks are "
             "replaced; if your network has no such gaps, less is safe."
         )
-    wrong = sorted({failure.rank for failure in report.failures if failure.kind == "corruption"})
-    if wrong:
-        said.append(
-            f"The state of rank {', '.join(map(str, wrong))} had changed by itself: test that host's memory and device "
-            "before you use it again."
-        )
-    slow = sorted({failure.rank for failure in report.failures if failure.kind == "slow"})
-    if slow:
-        said.append(
-            f"Rank {', '.join(map(str, slow))} was replaced because it was slow, not because it failed: look at that "
-            "device, and at what else runs on its host."
-        )
-    hungry = sorted({failure.rank for failure in report.failures if failure.kind == "out of memory"})
-    if hungry:
-        ranks = ", ".join(map(str, hungry))
-        said.append(
-            f"Memory ran out on rank {ranks}: a smaller batch, or fewer processes on that host (a standby needs as "
-            "much as a worker), would have prevented it."
-        )
+    for kind, advice in _OF_RANKS.items():
+        if ranks := sorted({failure.rank for failure in report.failures if failure.kind == kind}):
+            said.append(advice.format(", ".join(map(str, ranks))))
     said += _most(report)
     if report.cut_collectives:
         said.append(
