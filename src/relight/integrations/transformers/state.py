@@ -5,6 +5,7 @@ since the last log, the history of logs, and attributes of the Trainer, of a sub
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerControl, TrainerState
 
-from relight.integrations.trainers.own_names import Show, names_in
+from relight.integrations.trainers.own_names import Show, is_of_script, names_in
 from relight.integrations.transformers.logs import Logs
 
 _OF_RANK = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history"}
@@ -95,7 +96,7 @@ class RankProgress:
             self._left.add(id(trainer))
 
     def _keeps(self, name: str, value: Any) -> bool:
-        return name in self._librarys and _is_plain(value)
+        return name in self._librarys and (_is_plain(value) or _is_librarys(value))
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies."""
@@ -130,6 +131,12 @@ class RankProgress:
 
 def _names(kind: Any) -> list[str]:
     return [each.name for each in fields(kind)]
+
+
+def _is_librarys(value: Any) -> bool:
+    """Return whether a value is a function of a library, or one with some arguments, which the library makes anew."""
+    code = getattr(value.func if isinstance(value, functools.partial) else value, "__code__", None)
+    return code is not None and not is_of_script(code.co_filename)
 
 
 def _is_plain(value: Any) -> bool:
