@@ -17,8 +17,7 @@ from relight.agent.processes.readings.probes import MemoryKills, environment
 from relight.agent.processes.template import COMMAND, Template
 from relight.wire.settings import JobSettings, encode_settings
 from relight.wire.template import ROOM_VARIABLE, SHARED_VARIABLE, Forked
-
-DEADLINE_SECONDS = 60.0
+from tests.survival.harness import DEADLINE_SECONDS
 
 
 @pytest.fixture
