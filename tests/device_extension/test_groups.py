@@ -20,11 +20,11 @@ from relight.training.torch_private.distributed.groups import make_generation_gr
 NOTHING = lambda *_: None  # noqa: E731
 
 
-def form_groups() -> list[GenerationGroup]:
+def form_groups(*, has_own_collectives: bool = True) -> list[GenerationGroup]:
     store = HashStore()
 
     def form(rank: int) -> GenerationGroup:
-        device = torch.device("late", rank)
+        device = torch.device("late", rank) if has_own_collectives else None
         return GenerationGroup(make_generation_group(store, rank, 2, "test", device), device=device)
 
     with ThreadPoolExecutor(2) as pool:
@@ -46,6 +46,21 @@ def test_each_tensor_goes_its_own_way(groups: list[GenerationGroup]) -> None:
             group.await_launched()
             work.wait()
         assert [tensor.cpu().tolist() for tensor in tensors] == [[3.0] * 3] * 2
+
+
+def test_gloo_sends_and_receives_a_devices_tensors_by_way_of_the_host() -> None:
+    """Ranks that share a device, as on one GPU."""
+    groups = form_groups(has_own_collectives=False)
+    sent, received = torch.arange(3.0, device="late:0"), torch.zeros(3, device="late:1")
+    works = [groups[0].launch("send", [sent], 1, 0), groups[1].launch("recv", [received], 0, 0)]
+    sent.fill_(7.0)  # what was to be sent is what was there
+    for work in works:
+        work.wait()
+    assert received.cpu().tolist() == [0.0, 1.0, 2.0]
+    received.fill_(8.0)
+    works[1].wait()  # a second wait writes nothing
+    assert received.cpu().unique().tolist() == [8.0]
+    assert late.native.races() == []
 
 
 def test_what_gloo_cannot_end_is_abandoned(groups: list[GenerationGroup]) -> None:

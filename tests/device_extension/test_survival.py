@@ -7,6 +7,8 @@ import pytest
 import relight
 from tests.device_extension.build import is_built
 from tests.device_extension.jobs import CASES, LAZY, RACES, check, ddp, races_of, reference, run
+from tests.idioms.trial import DEVICE_VARIABLE, early_kills, killed_in_phases, phase_kills, undisturbed
+from tests.idioms.verdict import Verdict, judge
 from tests.programs.train import Net
 from tests.survival.harness import DEADLINE_SECONDS, Bench
 from tests.survival.judge import check_survived
@@ -77,3 +79,13 @@ def test_an_engine_on_a_device_ends_with_the_trainers_weights(bench: Bench) -> N
     check_survived(outcome, undisturbed)
     assert (receiver.version, digest) == (steps, outcome.finals[0]["weights"]), outcome.describe()
     assert not races_of(outcome), races_of(outcome)
+
+
+def test_tensors_of_state_are_on_the_device_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LBFGS keeps a history, whose tensors have no parameter's shape."""
+    monkeypatch.setenv(DEVICE_VARIABLE, "late")
+    name = "pinn_two_optimizers"
+    expected = undisturbed(name).digests
+    for faults in (phase_kills(name, seed=0, kills=6), early_kills(name, seed=0)):
+        verdict, words = judge(killed_in_phases(name, faults), expected)
+        assert verdict is Verdict.EQUAL, words

@@ -124,7 +124,7 @@ def _parse() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--quick", action="store_true", help="an undisturbed job only where the run without relight ends otherwise")
     add("--plain", type=Path, help="what `python -m tests.idioms.plain` printed, instead of asking it for each script")
-    add("--device", default="", help="torch's default device in each script, such as cuda; all ranks share one")
+    add("--device", default="", help="torch's default device in each script: cuda (all ranks share one), or late")
     add("--keep", type=Path, metavar="DIR", help="copy the run directories of all jobs there")
     add("--results", type=Path, help="append each script's verdicts here, and show all that it holds")
     add("--record", action="store_true", help="write benchmarks/results/idioms.md and .json")

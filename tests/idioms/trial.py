@@ -116,7 +116,11 @@ def _run(
         training = dataclasses.replace(
             training, program=str(ROOT / "tests" / "idioms" / "on_device.py"), arguments=arguments
         )
-        environment = {"CUDA_VISIBLE_DEVICES": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        environment = {
+            "CUDA_VISIBLE_DEVICES": "0",
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            "LATE_DEVICES": str(training.ranks + 1),
+        }
     with tempfile.TemporaryDirectory(prefix="idiom-") as directory:
         job = IdiomJob(
             Path(directory),

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import relight
+from tests.idioms.trial import DEVICE_VARIABLE, killed_in_phases, phase_kills, undisturbed
+from tests.idioms.verdict import Verdict, judge
 from tests.programs.train import Net
 from tests.survival.device_cases import CASES, Case, check_outcome, ddp, divided
 from tests.survival.harness import DEADLINE_SECONDS, Bench, Outcome
@@ -92,6 +94,14 @@ def test_a_rank_alone_with_nccl_goes_on_from_its_checkpoint(bench: Bench, place:
 def test_what_people_write_for_gpus(bench: Bench, groups: str) -> None:
     case = Case(ddp("--scaler", "--autocast", "--overflow-at", "2", "--clip", "--optimizer", "adamw-fused", "--ema"))
     check(bench, case, groups, "kill rank 0 in BACKWARD of step 2", "kill rank 1 in OPTIMIZER of step 5")
+
+
+@pytest.mark.parametrize("name", ["ring_exchange", "chosen_layer", "pinn_two_optimizers"])
+def test_a_script_whose_default_device_is_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Tensors that ranks send each other, that a module keeps in a deque, and that an optimizer keeps as a history."""
+    monkeypatch.setenv(DEVICE_VARIABLE, "cuda")
+    verdict, words = judge(killed_in_phases(name, phase_kills(name, seed=0, kills=6)), undisturbed(name).digests)
+    assert verdict is Verdict.EQUAL, words
 
 
 def test_an_engine_on_a_gpu_ends_with_the_trainers_weights(bench: Bench) -> None:

@@ -163,6 +163,14 @@ def test_a_digest_is_one_of_values_however_they_lie_in_memory() -> None:
     assert len({digest_of(flat, [[1]]) for flat in flats}) == 1
 
 
+def test_a_digest_is_one_of_values_wherever_they_lie() -> None:
+    """A meta tensor stands for one on a device that this process does not have."""
+    flats = [Flat({"a": [one]}) for one in (torch.zeros(3), torch.zeros(3, device="meta"))]
+    assert flats[0].tree != flats[1].tree
+    assert len({digest_of(flat, [[1]]) for flat in flats}) == 1
+    assert unflatten(flats[1].tree, [torch.ones(3)])["a"][0].tolist() == [1, 1, 1]
+
+
 def test_digest_sees_names_and_plain_values() -> None:
     digests = {digest_of(Flat(tree), []) for tree in ({"lr": 0.1}, {"lr": 0.2}, {"Lr": 0.1})}
     assert len(digests) == 3

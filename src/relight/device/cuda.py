@@ -100,9 +100,10 @@ class Cuda(Accelerator):
     def make_backend(self, store: Store, rank: int, size: int, timeout: timedelta) -> DeviceBackend:
         # Without this, torch ends a process whose peer is gone; who is replaced is for the controller to decide.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        # Nor may torch's own monitor: it asks a store of the default group in every second, and ends a process that
-        # seems to hang. The controller finds what hangs.
+        # Nor may torch's own monitor, which ends a process that seems to hang: the controller finds those. Even without
+        # it, torch asks a store of the default group in every second whether another rank wants dumps of all.
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
         # Switches of NVLink add in an order of their own: a group that is formed again could have other sums.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         options = dist.ProcessGroupNCCL.Options()

@@ -62,7 +62,11 @@ class GenerationGroup:
         if self._device is not None and not _are_in_host_memory((*args, *kwargs.values())):
             return getattr(self.group, operation)(*args, **kwargs)  # the device's own abort ends it
         if operation in POINT_TO_POINT:
-            return Exchange(getattr(self.group, operation)(*args, **kwargs), args[0], self._remember, self._waits)
+            # gloo ends the process that has it send or receive other memory than the host's.
+            staged = [] if _are_in_host_memory(args) else [tensor.cpu() for tensor in args[0]]
+            work = getattr(self.group, operation)(staged or args[0], *args[1:], **kwargs)
+            received = [] if operation == "send" else staged
+            return Exchange(work, args[0], self._remember, self._waits, staged, received)
         over = self._waits.begin() if self._waits.are_shown else None
         if operation in REDUCE_SCATTERS:
             return self._remember(self._reduce_scatter(over, *args, **kwargs))

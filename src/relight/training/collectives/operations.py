@@ -242,10 +242,21 @@ class Exchange(ExchangeWork):
     can abandon it. Before the first wait nothing can be stuck: gloo drops such an operation together with its group.
     """
 
-    def __init__(self, work: Any, tensors: Any, remember: Callable[["Exchange"], Any], waits: Waits) -> None:
+    def __init__(
+        self,
+        work: Any,
+        tensors: Any,
+        remember: Callable[["Exchange"], Any],
+        waits: Waits,
+        staged: Sequence[torch.Tensor] = (),
+        received: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """`staged`: copies in host memory of a device's tensors. `received`: those that the tensors are to be."""
         super().__init__()
         self._work = work
-        self._tensors = tensors  # gloo may still read or write them after the operation was abandoned
+        self._tensors = tensors
+        self._staged = staged  # gloo may still read or write these, or the tensors, after the operation was abandoned
+        self._received = received
         self._remember = remember
         self._waits = waits
         self._done: concurrent.futures.Future[bool] | None = None
@@ -274,9 +285,17 @@ class Exchange(ExchangeWork):
                 self._done = concurrent.futures.Future()
                 _waiters.run(self._await_gloo)
                 self._remember(self)
-            return self._done.result()
+            result = self._done.result()
+            self._take_received()
+            return result
         finally:
             over()
+
+    def _take_received(self) -> None:
+        received, self._received = self._received, ()
+        with torch.no_grad():
+            for tensor, value in zip(self._tensors, received, strict=False):
+                tensor.copy_(value)
 
     @not_compiled
     def is_completed(self) -> bool:

@@ -2,7 +2,8 @@
 
 A tree is made of dict, list, tuple, str, int, float, bool, bytes, None and tensors (NumPy arrays count as bytes
 with a dtype), and of values whose class matters (`relight.transfer.io.typed`). Tensors are replaced by numbered
-placeholders, with strides that are not the usual ones; their bytes travel beside the tree.
+placeholders, with strides that are not the usual ones and the kind of their device if it is not the host; their bytes
+travel beside the tree.
 """
 
 import ast
@@ -14,6 +15,7 @@ import msgspec
 import torch
 import xxhash
 
+from relight.device.choose import accelerator
 from relight.errors import UsageError
 from relight.transfer.io.strides import laid_out, strides_of
 from relight.transfer.io.typed import read_typed, write_typed
@@ -41,7 +43,7 @@ class Flat:
         self.paths: list[str] = []
         self.leaves: list[torch.Tensor] = []  # as they stood in the tree
         self.tensors: list[torch.Tensor] = []
-        self._has_strides = False
+        self._has_places = False
         self.tree = self._flatten(tree, path)
 
     @property
@@ -50,8 +52,8 @@ class Flat:
 
     @property
     def values(self) -> Any:
-        """The tree without strides: a digest is one of values, however they lie in memory."""
-        return _without_strides(self.tree) if self._has_strides else self.tree
+        """The tree without strides and devices: a digest is one of values, wherever and however they lie in memory."""
+        return _without_places(self.tree) if self._has_places else self.tree
 
     def _flatten(self, tree: Any, path: str) -> Any:
         if tree is None or type(tree) in (bool, str, bytes):
@@ -70,11 +72,10 @@ class Flat:
             self.leaves.append(tree)
             part = local_part(tree)
             self.tensors.append(part)
-            found = {_TAG: "tensor", "v": len(self.tensors) - 1}
-            if (strides := strides_of(part)) is not None:
-                self._has_strides = True
-                found["l"] = strides
-            return found
+            places = {"l": strides_of(part), "p": None if part.device.type == "cpu" else part.device.type}
+            places = {key: place for key, place in places.items() if place is not None}
+            self._has_places = self._has_places or bool(places)
+            return {_TAG: "tensor", "v": len(self.tensors) - 1, **places}
         if isinstance(tree, (list, tuple)):
             members = [self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
             return members if isinstance(tree, list) else {_TAG: "tuple", "v": members}
@@ -97,16 +98,19 @@ class Flat:
         )
 
 
-def _without_strides(tree: Any) -> Any:
+def _without_places(tree: Any) -> Any:
     if isinstance(tree, list):
-        return [_without_strides(one) for one in tree]
+        return [_without_places(one) for one in tree]
     if isinstance(tree, dict):
-        return {key: _without_strides(one) for key, one in tree.items() if key != "l"}
+        return {key: _without_places(one) for key, one in tree.items() if key not in ("l", "p")}
     return tree
 
 
 def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
-    """The tree that was flattened, with these tensors in place of the placeholders."""
+    """The tree that was flattened, with these tensors in place of the placeholders.
+
+    A tensor that lay on a device is on this process's own device of that kind afterwards, if there is one.
+    """
     if isinstance(tree, list):
         return [unflatten(v, tensors) for v in tree]
     if not isinstance(tree, dict):
@@ -116,7 +120,7 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
         return read_typed(kind, tree, lambda node: unflatten(node, tensors))
     if kind == "tensor":
         found: Any = tensors[value]
-        return laid_out(found, tree.get("l")) if isinstance(found, torch.Tensor) else found
+        return laid_out(_placed(found, tree.get("p")), tree.get("l")) if isinstance(found, torch.Tensor) else found
     if kind == "tuple":
         return tuple(unflatten(v, tensors) for v in value)
     if kind == "set":
@@ -131,6 +135,10 @@ def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
         array = np.frombuffer(value, dtype=dtype_of(tree["d"]))
         return array[0] if tree["s"] is None else array.reshape(tree["s"]).copy("F" if "f" in tree else "C")
     raise UsageError(f"unknown kind {kind!r} in a transferred tree")
+
+
+def _placed(tensor: torch.Tensor, kind: str | None) -> torch.Tensor:
+    return tensor if kind in (None, tensor.device.type) or kind != accelerator().type else tensor.to(kind)
 
 
 def dtype_text(dtype: Any) -> str:
