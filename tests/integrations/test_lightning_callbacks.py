@@ -24,6 +24,10 @@ class Table(dict[str, int]):
     """An object whose contents are not its attributes."""
 
 
+class Net(torch.nn.Linear):
+    """A module of the script's own."""
+
+
 class Holder(Callback):
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -55,10 +59,18 @@ def test_objects_that_steps_made_are_made_in_a_replacement_and_undone_in_a_survi
     assert holder.found[0] is first
 
 
-@pytest.mark.parametrize("thing", [Table(a=1), (Found(0),), torch.nn.Linear(1, 1)])
+@pytest.mark.parametrize("thing", [Table(a=1), (Found(0),), torch.nn.Linear(1, 1), Net(1, 1)])
 def test_a_replacement_without_an_object_that_cannot_be_made_says_so(thing: Any) -> None:
     holder = Holder()
     holder.found = [thing]
     callbacks.load(holder, saved(holder))
     with pytest.raises(UsageError, match=r"callback Holder: found.* has objects that steps made"):
         callbacks.load(Holder(), saved(holder))
+
+
+def test_modules_are_found_wherever_a_callback_holds_them_less_those_around_known_ones() -> None:
+    holder, known = Holder(), torch.nn.Linear(1, 1)
+    holder.best, holder.named = Found(0), {"one": [Net(1, 1)], "gelu": torch.nn.GELU()}
+    holder.best.average = torch.nn.Linear(1, 1)
+    holder.found = [known, torch.nn.Sequential(known)]
+    assert [way for way, _ in callbacks.modules_of(holder, {known})] == [("best", "average"), ("named", "one", 0)]

@@ -93,7 +93,7 @@ def test_a_script_of_settings_ends_as_undisturbed(program: str, settings: str, n
 
 REFUSED = {
     ("trainer_settings.py", "lazy_copy"): "that a step has made, changes from step to step",
-    ("module_settings.py", "lazy_copy"): "that a step has made, changes from step to step",
+    ("module_settings.py", "lazy_copy"): "a step has made the module of callback lazy_copy.<locals>.Callback.ema",
 }
 
 
@@ -104,6 +104,18 @@ def test_a_script_ends_by_name_in_its_first_steps(program: str, settings: str, t
     assert outcome.status == 1, outcome.describe()
     assert REFUSED[program, settings] in outcome.stderr, outcome.describe()
     assert outcome.report.final_version < 4, outcome.describe()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_callback_that_makes_a_module_later_is_told_and_its_bits_are_doubted(rank: int, tmp_path: Path) -> None:
+    program = "module_settings.py"
+    skip_without(program)
+    assert len(survive(tmp_path / "whole", program, "best_copy")) == 3
+    outcome = run(tmp_path / "killed", program, "best_copy", [f"kill rank {rank} in BACKWARD of step 12"])
+    assert outcome.status == 0, outcome.describe()
+    assert outcome.report.bits_as_undisturbed == "not known", outcome.describe()
+    assert any("a step has made the module of callback" in doubt.reason for doubt in outcome.report.doubts)
+    assert "Callback.best" in outcome.stdout  # that was said
 
 
 def test_each_setting_is_in_a_script() -> None:

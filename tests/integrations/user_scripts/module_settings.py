@@ -357,6 +357,22 @@ def lazy_copy(kit):
     kit.own.append(lambda model: callback.ema.state_dict())
 
 
+def best_copy(kit):
+    """A callback that copies the model after each validation: told, and not vouched for after a failure."""
+
+    class Callback(L.Callback):
+        def __init__(self):
+            self.best = None
+
+        def on_validation_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                self.best = copy.deepcopy(pl_module.net)
+
+    callback = Callback()
+    kit.callbacks.append(callback)
+    kit.own.append(lambda model: callback.best.state_dict())
+
+
 def lazy_shadow(kit):
     class Callback(L.Callback):
         def __init__(self):

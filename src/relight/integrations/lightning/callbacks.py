@@ -5,7 +5,7 @@ something in the second step, which is computed twice: relight itself would find
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from relight.integrations.trainers.held import is_own_object
 from relight.transfer.io.constants import callable_of, name_of_callable
 
 _SHOW = (ProgressBar, ModelSummary)  # without state that training depends on
-_KEPT_ELSEWHERE = (torch.nn.Module, Trainer, LightningDataModule)
+_KEPT_ELSEWHERE = (Trainer, LightningDataModule)
 _DEEPEST = 6
-_LIST, _SAME = "list", "same"  # kinds of things beside those of classes, by their names
+_LIST, _SAME, _MODULE = "list", "same", "module"  # kinds of things beside those of classes, by their names
 _PLAIN, _MADE, _OTHER = range(3)  # items of a list: a value, a thing with an entry of its own, of a library
 Way = tuple[Any, ...]  # attributes, keys and places on the way to an object
 
@@ -29,7 +29,14 @@ def state_of(callback: Callback) -> list[tuple[Way, str, Any]]:
     """Return copies of what a callback holds: the way to each object or list, its kind, and its contents."""
     if isinstance(callback, _SHOW):
         return []
-    return [(way, kind, _contents(kind, thing)) for way, kind, thing in _things_in(callback)]
+    return [(way, kind, _contents(kind, thing)) for way, kind, thing in _things_in(callback) if kind != _MODULE]
+
+
+def modules_of(callback: Callback, known: Container[torch.nn.Module] = ()) -> Iterator[tuple[Way, torch.nn.Module]]:
+    """Yield the modules with parameters that a callback holds, less those that have a known one in them."""
+    for way, kind, thing in _things_in(callback):
+        if kind == _MODULE and thing not in known and not any(each in known for each in thing.modules()):
+            yield way, thing
 
 
 def load(callback: Callback, saved: list[tuple[Way, str, Any]]) -> None:
@@ -107,11 +114,12 @@ def _contents(kind: str, thing: Any) -> Any:
 def _item(value: Any) -> list[Any]:
     if is_plain(value):
         return [_PLAIN, copied(value)]
-    return [_MADE if type(value) is list or is_own_object(value) else _OTHER, None]
+    is_kept_elsewhere = isinstance(value, (torch.nn.Module, *_KEPT_ELSEWHERE))
+    return [_MADE if type(value) is list or (is_own_object(value) and not is_kept_elsewhere) else _OTHER, None]
 
 
 def _things_in(callback: Callback) -> Iterator[tuple[Way, str, Any]]:
-    """Yield the callback, and the objects of the script's own and the lists that it holds, each once.
+    """Yield the callback, and the objects of the script's own, lists and modules that it holds, each once.
 
     Where one of them is held again, the way to the first place is yielded for it.
     """
@@ -128,6 +136,10 @@ def _name_of(kind: Any) -> str:
 
 def _found_in(value: Any, way: Way, seen: dict[int, Way]) -> Iterator[tuple[Way, str, Any]]:
     if len(way) > _DEEPEST or is_plain(value) or isinstance(value, _KEPT_ELSEWHERE):
+        return
+    if isinstance(value, torch.nn.Module):
+        if next(value.parameters(), None) is not None:
+            yield way, _MODULE, value  # kept where it is handed over
         return
     is_own = is_own_object(value)
     if not is_own and type(value) not in (list, tuple, dict):

@@ -89,7 +89,7 @@ class FitRun:
         data, self._reader = updates(fit_loop, accumulate, first)
         self.progress = Progress(trainer, first, getattr(data, "batch_sampler", data).begin_after)
         self._rank_progress = rank_progress = RankProgress(
-            trainer, self.effects, self._carried_pending, self._take_pending, self._reader
+            trainer, self.effects, lambda: self._number, self._carried_pending, self._take_pending, self._reader
         )
         optimizers = strategy.optimizers
         self._schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]

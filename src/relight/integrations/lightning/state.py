@@ -5,6 +5,7 @@ were logged and not yet reduced, what hooks of the next step are given, and the 
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,11 +14,13 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _BaseProgress
 from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from relight.integrations.lightning import callbacks
 from relight.integrations.lightning.effects import Effects
 from relight.integrations.lightning.values import compact, copied, expand, is_plain, moved
 from relight.integrations.trainers.own_names import Show, names_in
+from relight.integrations.trainers.refused import lightning as refused
 from relight.integrations.trainers.updates import Reader
 
 _COUNTS = (bool, int, float, str)
@@ -25,6 +28,7 @@ _META = (
     *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph"),
     *("add_dataloader_idx", "dataloader_idx", "metric_attribute"),
 )
+_FIRST_STEPS = 3
 _LOGGED = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -106,6 +110,7 @@ class RankProgress:
     Args:
         trainer: the Trainer.
         effects: of the step under way.
+        step: returns the number of the step under way.
         pending: returns outputs and batch of the newest step, if hooks of the script's own are given them.
         take_pending: takes over what `pending` returned.
         reader: of the training data; None: hooks cannot change it.
@@ -115,12 +120,18 @@ class RankProgress:
         self,
         trainer: Any,
         effects: Effects,
+        step: Callable[[], int],
         pending: Callable[[], Any],
         take_pending: Callable[[Any], None],
         reader: Reader | None,
     ) -> None:
         self._trainer = trainer
         self._effects = effects
+        self._step = step
+        self._late = ""  # a module that a callback has made in a step
+        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet(trainer.lightning_module.modules())
+        for callback in trainer.callbacks:
+            self._known.update(module for _, module in callbacks.modules_of(callback))
         self._pending = pending
         self._take_pending = take_pending
         self._data = {"datamodule": trainer.datamodule}
@@ -142,14 +153,15 @@ class RankProgress:
             show(name, thing, functools.partial(_is_among, hidden))
         show("trainer", self._trainer, lambda name, _value: name in librarys)
         for number, callback in enumerate(self._trainer.callbacks):
-            if is_own(callback) and is_lightnings(callback, "state_dict"):
+            if _is_kept_here(callback):
                 show(f"callbacks[{number}]", callback, lambda _name, value: is_plain(value))
             for name, value in vars(callback).items() if not is_own(callback) else ():
                 if callable(value):  # of a LambdaCallback
                     show(f"callbacks[{number}].{name}", value, lambda _name, _value: False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies."""
+        """Return copies. Raises UsageError: one of the first steps has made a module that a callback holds."""
+        self._look_for_late_modules()
         trainer = self._trainer
         connector = trainer._logger_connector
         tree = {
@@ -158,6 +170,7 @@ class RankProgress:
             "place": [connector._first_loop_iter, connector._current_fx],
             "should_stop": trainer.should_stop,
             "callbacks": [callbacks.state_of(each) for each in trainer.callbacks],
+            "late": self._late,
             "effects": self._effects.state_dict(),
             "pending": copied(self._pending()),
         }
@@ -176,8 +189,32 @@ class RankProgress:
         trainer.should_stop = saved["should_stop"]
         for callback, state in zip(trainer.callbacks, saved["callbacks"], strict=True):
             callbacks.load(callback, state)
+        self._late = saved["late"]
         self._effects.load_state_dict(saved["effects"])
         self._take_pending(moved(saved["pending"], device))
+
+    def standing_risk(self) -> str:
+        """Return the reason why any recovery makes the bits doubtful; empty: none does."""
+        return self._late
+
+    def _look_for_late_modules(self) -> None:
+        for callback in () if self._late else filter(_is_kept_here, self._trainer.callbacks):
+            for way, module in callbacks.modules_of(callback, self._known):
+                self._known.update(self._trainer.lightning_module.modules())  # it may be a new part of the model
+                if any(each in self._known for each in module.modules()):
+                    continue
+                place = f"{type(callback).__qualname__}.{'.'.join(map(str, way))}"
+                error = refused.LATE_MODULE.error(refused.BY, f"a step has made the module of callback {place}")
+                if self._step() < _FIRST_STEPS:
+                    raise error
+                self._late = str(error)
+                rank_zero_warn(f"{error}. Otherwise the bits are not vouched for after a failure")
+                return
+
+
+def _is_kept_here(callback: Callback) -> bool:
+    """Return whether a callback is of a class of the script's own that does not say itself what its state is."""
+    return is_own(callback) and is_lightnings(callback, "state_dict")
 
 
 def _is_among(names: frozenset[str], name: str, _value: Any) -> bool:

@@ -82,7 +82,9 @@ class Inventory:
 
     def standing_risk(self) -> str:
         """Return the reason why any recovery makes the bits doubtful; empty: none does."""
-        return self.batches.stray or self.carried.risk() or self.state.attributes.risk()
+        risks = [self.batches.stray, self.carried.risk(), self.state.attributes.risk()]
+        risks += [thing.standing_risk() for thing in _integrations(self.state) if hasattr(thing, "standing_risk")]
+        return next(filter(None, risks), "")
 
     def kept_snapshots(self) -> tuple[Snapshot, ...]:
         """Complete ones in this process's memory."""
@@ -161,9 +163,12 @@ def take_inventory(
 
 def _join_integrations(state: TrackedState, carried: Carried, transaction: Transaction) -> None:
     """Tell what an integration has handed over how to show objects of the script's, and to announce writes."""
-    for thing in state.per_rank.values():
-        if hasattr(thing, "join_training"):
-            thing.join_training(carried.show, transaction.before_unusual_writes)
+    for thing in _integrations(state):
+        thing.join_training(carried.show, transaction.before_unusual_writes)
+
+
+def _integrations(state: TrackedState) -> list[Any]:
+    return [thing for thing in state.per_rank.values() if hasattr(thing, "join_training")]
 
 
 def _carried(runtime: Runtime, state: TrackedState, batches: Batches, data: Any) -> Carried:
