@@ -75,6 +75,7 @@ NOT_TORCH = {
     "_result": "Lightning",
     "_results": "Lightning",
     "_run_epoch": "transformers.Trainer",
+    "_sampler": "Lightning",
     "_seen_batches_per_dataloader": "Lightning",
     "_set_sync_gradients": "accelerate",
     "_shared_state": "accelerate",

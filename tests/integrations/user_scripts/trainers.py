@@ -725,7 +725,7 @@ def seq2seq():
         output_dir=OUTPUT,
         use_cpu=True,
         seed=1,
-        num_train_epochs=1,
+        num_train_epochs=2,
         per_device_train_batch_size=4,
         learning_rate=1e-2,
         eval_strategy="steps",

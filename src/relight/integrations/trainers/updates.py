@@ -40,8 +40,9 @@ class UpdateSampler(Sampler[list[_Tagged]]):
         self._seed = seed
         self.begin_after(first)
         self._epoch = 0
+        drawing = [*self._parts(), _divided(self._parts()[-1])]
         self._generators = [
-            each.generator for each in self._parts() if isinstance(getattr(each, "generator", None), torch.Generator)
+            each.generator for each in drawing if isinstance(getattr(each, "generator", None), torch.Generator)
         ]
         self._states = {0: self._generator_states()}  # at the start of epochs
         self._shard, self._rank_name, size = _who_shares(micro_batches)
@@ -139,6 +140,11 @@ def _seeded(seed: int) -> Iterator[None]:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
         torch.set_rng_state(kept[2])
+
+
+def _divided(sampler: Any) -> Any:
+    """Return the script's sampler whose indices Lightning's DistributedSamplerWrapper divides among ranks, or None."""
+    return getattr(getattr(sampler, "dataset", None), "_sampler", None)
 
 
 def _who_shares(micro_batches: Any) -> tuple[Any, str, str]:
