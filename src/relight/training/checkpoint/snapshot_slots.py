@@ -21,7 +21,7 @@ class SnapshotFlat(Flat):
 
     def __init__(self, tree: Any, paths: list[str], tensors: list[torch.Tensor]) -> None:
         self.tree, self.paths, self.tensors = tree, paths, tensors
-        self._has_strides = True  # it may have some: to look for them costs as much as to leave them out
+        self._has_places = True  # it may have some: to look for them costs as much as to leave them out
 
 
 @dataclass
