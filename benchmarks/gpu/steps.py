@@ -88,7 +88,8 @@ def main() -> None:
     options = parser.parse_args()
     job = relight.init()
     torch.use_deterministic_algorithms(True)  # of attention and embeddings: else no step can be repeated
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # a kernel for each tensor
+    # Deterministic algorithms also fill each new tensor, with a kernel of its own; no step here reads such memory.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(0)
     net = Transformer(4, 2048).to(job.device)  # few and large kernels: else a step is as long as their launches
     model = DistributedDataParallel(net)

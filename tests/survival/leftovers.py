@@ -1,4 +1,4 @@
-"""Names in shared memory that a job has left, told from those that others on the machine make meanwhile.
+"""Names in shared memory that a job has left, and not those that others on the machine make meanwhile.
 
 A name counts if it is named after a private directory that the job has made, or after one of the job's processes.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 _IN_CREATE = 0x100
-_EVENT = struct.Struct("iIII")  # inotify's: watch, mask, cookie, length of the name behind it
+_EVENT = struct.Struct("iIII")  # inotify's: watch, mask, cookie, length of the name that follows
 _AFTER_A_DIRECTORY = re.compile(r"(?:sem\.)?(relight-[^-]+)-")  # training/process/leftovers.py
 _AFTER_A_PROCESS = re.compile(r"torch_(\d+)_|cuda\.shm\.\d+\.([0-9a-f]+)\.")  # device/leftovers.py
 
@@ -49,7 +49,7 @@ def in_shared_memory() -> frozenset[str]:
 
 
 def named_after(names: Collection[str], directories: Collection[str], pids: Collection[int]) -> list[str]:
-    """Those of `names` that tell of one of these private directories or processes."""
+    """Those of `names` that contain the name of one of these private directories, or the pid of a process."""
 
     def is_theirs(name: str) -> bool:
         if directory := _AFTER_A_DIRECTORY.match(name):

@@ -29,8 +29,13 @@ RICH = (
 )
 
 
+def with_checkpoints(training: Training, root: Path, every: int, *more: str) -> Training:
+    arguments = (*training.arguments, "--checkpoint", str(root), "--checkpoint-every", str(every), *more)
+    return replace(training, arguments=arguments)
+
+
 def keeping(root: Path, *arguments: str, steps: int = 8) -> Training:
-    return Training(ranks=2, steps=steps, arguments=(*arguments, "--checkpoint", str(root), "--checkpoint-every", "4"))
+    return with_checkpoints(Training(ranks=2, steps=steps, arguments=arguments), root, 4)
 
 
 def check_same_end(outcome: Outcome, reference: Outcome) -> None:
@@ -95,7 +100,7 @@ def divided(layout: str, *arguments: str, steps: int = 10) -> Training:
 
 
 def divided_keeping(root: Path, layout: str, *arguments: str, steps: int = 10) -> Training:
-    return divided(layout, *arguments, "--checkpoint", str(root), "--checkpoint-every", "4", steps=steps)
+    return with_checkpoints(divided(layout, *arguments, steps=steps), root, 4)
 
 
 @pytest.mark.all
@@ -246,18 +251,17 @@ def test_a_rank_that_dies_while_it_reads_its_part_reads_it_again(bench: Bench, t
     check_same_end(outcome, bench.reference(training))
 
 
-def with_checkpoints(training: Training, root: Path, every: int, *more: str) -> Training:
-    arguments = (*training.arguments, "--checkpoint", str(root), "--checkpoint-every", str(every), *more)
-    return replace(training, arguments=arguments)
-
-
 def write_two(bench: Bench, training: Training, root: Path) -> None:
     """Leave the checkpoints of steps 4 and 6, of a job that was killed after each."""
     for version in (4, 6):
-        with bench.start(with_checkpoints(training, root, version, "--hold-at", str(version)), standbys=0) as job:
-            job.wait_until(lambda: published(root)[:1] == [version], "the checkpoint was written")  # noqa: B023
-            job.kill()
+        write_one(bench, training, root, version)
     assert published(root) == [6, 4]
+
+
+def write_one(bench: Bench, training: Training, root: Path, version: int) -> None:
+    with bench.start(with_checkpoints(training, root, version, "--hold-at", str(version)), standbys=0) as job:
+        job.wait_until(lambda: published(root)[:1] == [version], "the checkpoint was written")
+        job.kill()
 
 
 def damage(path: Path) -> None:

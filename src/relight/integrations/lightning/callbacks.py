@@ -66,7 +66,8 @@ def load(callback: Callback, saved: list[tuple[Way, str, Any]]) -> None:
 def _thing_at(callback: Callback, way: Way, kind: str) -> Any:
     """Return the list or object at the end of a way, or make one: its contents follow."""
     found: Any = functools.reduce(_inside, way, callback)
-    if type(found) is list if kind == _LIST else is_own_object(found) or found is callback:
+    is_there = type(found) is list if kind == _LIST else found is callback or is_own_object(found)
+    if is_there:
         return found
     made: Any = []
     if kind != _LIST:
@@ -131,7 +132,9 @@ def _things_in(callback: Callback) -> Iterator[tuple[Way, str, Any]]:
 
 def _name_of(kind: Any) -> str:
     """Return the name by which another process finds a class whose objects are their attributes; "": there is none."""
-    return name_of_callable(kind) or "" if kind.__new__ is object.__new__ else ""
+    if kind.__new__ is not object.__new__:
+        return ""
+    return name_of_callable(kind) or ""
 
 
 def _found_in(value: Any, way: Way, seen: dict[int, Way]) -> Iterator[tuple[Way, str, Any]]:

@@ -189,7 +189,7 @@ def _memory_in(node: Any, home: Any) -> torch.Tensor:
         if flat.shape == contents.shape and not home.is_inference():
             flat.copy_(contents)
             return flat
-    return contents.to(node["d"])
+    return contents
 
 
 def _lies_as(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -212,9 +212,7 @@ def _read_tensor(tree: Any, old: Any) -> torch.Tensor:
         if old.is_leaf and old.requires_grad:
             old.grad = tree.get("r")
         return old  # type: ignore[no-any-return]
-    made = value.to(tree["d"])
-    if "s" in tree:
-        made = with_strides(made, tree["s"])
+    made = with_strides(value, tree["s"]) if "s" in tree else value
     made = made if kind is None else made.as_subclass(kind)
     if tree["g"]:
         made.requires_grad_().grad = tree.get("r")

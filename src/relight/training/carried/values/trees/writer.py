@@ -180,7 +180,7 @@ class Writer:
         if memory.number not in self._written_memories:
             self._written_memories.add(memory.number)
             home = self._homes.name_of(memory.widest) if memory.is_covered else None
-            node |= {"v": memory.contents(), "d": value.device.type, "h": home or ""}
+            node |= {"v": memory.contents(), "h": home or ""}
         return node
 
 
@@ -199,7 +199,7 @@ def _write_tensor(value: torch.Tensor) -> Any:
     if value.layout is not torch.strided or value.is_quantized or (is_own and not is_user_type(type(value))):
         raise Unsupported(f"a {type(value).__name__} of layout {value.layout}")
     leaf = value.requires_grad and value.is_leaf
-    node = {TAG: "tensor", "d": value.device.type, "g": leaf, "v": value.detach().as_subclass(torch.Tensor).clone()}
+    node = {TAG: "tensor", "g": leaf, "v": value.detach().as_subclass(torch.Tensor).clone()}
     if is_own:
         node["c"] = class_name(value)
     if (gradient := gradient_of(value)) is not None:
