@@ -74,7 +74,9 @@ def survive(directory: Path, program: str, settings: str, faults: Sequence[str] 
     assert outcome.status == 0, outcome.describe()
     assert outcome.report.bits_as_undisturbed == "yes", outcome.describe()
     died = (directory / "output.died").exists()
-    assert len(outcome.report.failures) == len(faults) + died, outcome.describe()
+    missed = [each for each in outcome.report.notices if each.startswith("planned fault did not occur")]
+    assert len(missed) <= died, outcome.describe()  # the rank's own death came first in that step
+    assert len(outcome.report.failures) == len(faults) + died - len(missed), outcome.describe()
     return traces(outcome.stdout)
 
 

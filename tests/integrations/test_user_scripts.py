@@ -40,6 +40,7 @@ AS_ALONE = {
             "distilled",
             "ema_object",
             "history",
+            "logs_decide",
             "saves",
             "unfreezes",
             "weighted",

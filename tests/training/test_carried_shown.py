@@ -1,5 +1,6 @@
 """Objects of the script's that an integration holds, where no name of the loop's reaches them."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,46 @@ def test_a_replacement_gets_what_a_shown_function_encloses(step: int, tmp_path: 
     run_script(ENCLOSED, first, tmp_path)
     second = Loop(begins_at=step, tree=decode_tree(first.kept[step]))
     assert run_script(ENCLOSED, second, tmp_path) == (STEPS, STEPS + 1)
+
+
+SCORES = """
+best, calls = {"value": 0.0}, 0
+def measure(value):
+    global calls
+    calls += 1
+    best["value"] = max(best["value"], value)
+    return best["value"], calls
+"""
+OF_ANOTHER_MODULE = """
+import importlib.util, sys
+def measure():
+    spec = importlib.util.spec_from_file_location("scores", "FILE")
+    sys.modules["scores"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.measure
+
+def run():
+    steps.hidden = measure()
+    steps.carried.show("compute_metrics", steps.hidden, lambda name, value: False)
+    for step in steps():
+        with step as value:
+            if step.number > 3:
+                steps.hidden(value)
+            step.end()
+    return steps.hidden(0.0)
+result = run()
+"""
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_globals_of_another_module_of_the_script_that_late_steps_change_are_kept(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scores", None)  # put back at the end
+    (tmp_path / "scores.py").write_text(SCORES)
+    script = OF_ANOTHER_MODULE.replace("FILE", str(tmp_path / "scores.py"))
+    first = Loop()
+    assert run_script(script, first, tmp_path) == (STEPS, STEPS - 3)
+    assert run_script(script, Loop(fails_at=step), tmp_path) == (STEPS, STEPS - 3)
+    second = Loop(begins_at=step, tree=decode_tree(first.kept[step]))
+    assert run_script(script, second, tmp_path) == (STEPS, STEPS - 3)

@@ -305,9 +305,8 @@ def two_passes(kit):
             kept = table.detach().clone()
             if table.grad is not None:
                 table.data.add_(0.1 * table.grad / (table.grad.norm() + 1e-6))
-                with model.no_sync() if hasattr(model, "no_sync") else torch.enable_grad():
-                    out = self.compute_loss(self.model, inputs, num_items_in_batch=num_items_in_batch)
-                    self.accelerator.backward(0.5 * out)
+                out = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)  # its sum is reduced
+                self.accelerator.backward(0.5 * out)
                 table.data.copy_(kept)
             return loss
 

@@ -1,8 +1,9 @@
-"""Log entries of steps, handed to the callbacks (`on_log`) once for each committed step, also if a rank is replaced.
+"""Log entries of steps, handed to callbacks that report once for each committed step, also if a rank is replaced.
 
-Entries are kept back until their step is committed, and with the state of the rank: a replacement hands over those that
-the process before it left. A note in the run directory says what a rank has handed over last, so that no reporter gets
-an entry twice.
+A callback whose `on_log` changes the Trainer's control, or what the callback holds, gets an entry in its step, as hooks
+of other kinds are called. For the others, entries are kept back until their step is committed, and with the state of
+the rank: a replacement hands over those that the process before it left. A note in the run directory says what a rank
+has handed over last, so that no reporter gets an entry twice.
 """
 
 import contextlib
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import relight
+from relight.integrations.transformers.log_hooks import belongs_to_step
 
-_Entry = tuple[dict[str, float], int, float | None]  # of a log, with the Trainer's step and epoch
+# Of a log, with the Trainer's step and epoch, and the places of the callbacks that get it once the step is committed.
+_Entry = tuple[dict[str, float], int, float | None, list[int]]
 
 
 class Logs:
@@ -55,8 +58,10 @@ class Logs:
             if not self._defers:
                 return call(args, state, control, logs)
             control.should_log = False
-            self._entries.append((dict(logs), state.global_step, state.epoch))
-            return control
+            at_once = [belongs_to_step(each) for each in handler.callbacks]
+            later = [number for number, is_now in enumerate(at_once) if not is_now]
+            self._entries.append((dict(logs), state.global_step, state.epoch, later))
+            return self._call(logs, [number for number, is_now in enumerate(at_once) if is_now])
 
         handler.on_log = keep
         try:
@@ -80,14 +85,23 @@ class Logs:
 
     def _hand_over(self, *, is_left: bool = False) -> None:
         entries, self._entries = self._entries, []
-        trainer, note = self._trainer, self._note
+        note, state = self._note, self._trainer.state
         if not entries or (is_left and note.exists() and json.loads(note.read_text())["step"] == self._step):
             return
-        state = trainer.state
         now = state.global_step, state.epoch
-        for logs, state.global_step, state.epoch in entries:  # those of the entry, as reporters read them
-            trainer.control = trainer.callback_handler.on_log(trainer.args, state, trainer.control, logs)
+        for logs, state.global_step, state.epoch, callbacks in entries:  # of the entry, as reporters read them
+            self._call(logs, callbacks)
         state.global_step, state.epoch = now
         draft = note.with_suffix(".new")
         draft.write_text(json.dumps({"step": self._step}))
         os.replace(draft, note)
+
+    def _call(self, logs: dict[str, float], numbers: list[int]) -> Any:
+        """Call `on_log` of some callbacks. Returns the control."""
+        trainer, handler = self._trainer, self._trainer.callback_handler
+        every = handler.callbacks
+        handler.callbacks = [every[number] for number in numbers]
+        try:
+            return handler.call_event("on_log", trainer.args, trainer.state, trainer.control, logs=logs)
+        finally:
+            handler.callbacks = every

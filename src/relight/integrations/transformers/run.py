@@ -86,7 +86,7 @@ class TrainerRun:
         if not step.warmup:
             self.logs.begin(step.number)
         number = self.progress.first + step.number
-        transformers.set_seed(_seed_of(trainer.args.seed, number, trainer.args.process_index))
+        transformers.set_seed(_seed_of(trainer.args.seed, number))
         if not step.warmup:
             with self._reader.no_late_changes():
                 self._follow(step, number)
@@ -210,6 +210,9 @@ def _optimizers_of(trainer: Any) -> dict[str, Any]:
     return {name: thing for name, thing in bare.items() if name == "optimizer" or thing is not bare["optimizer"]}
 
 
-def _seed_of(seed: int, step: int, rank: int) -> int:
-    """The seed of one step's draws: it follows from the number of the optimizer step, also in a resumed run."""
-    return (seed * 1_000_003 + step * 10_007 + rank) % 2**31
+def _seed_of(seed: int, step: int) -> int:
+    """The seed of one step's draws, by the number of the optimizer step, also in a resumed run.
+
+    As with the Trainer alone, ranks draw alike: noise on gradients, or a choice at random, is the same on all.
+    """
+    return (seed * 1_000_003 + step * 10_007) % 2**31

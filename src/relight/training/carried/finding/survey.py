@@ -3,6 +3,7 @@
 import enum
 import functools
 import itertools
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.values.parts import Parts, is_part
-from relight.training.script_files import is_script_file, is_user_type
+from relight.training.script_files import is_script_file, is_script_module, is_user_type
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.cells import cells_state
@@ -72,6 +73,7 @@ class Survey:
         self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
         self.modules: dict[Place, Place] = {}  # of their tensors
         self._seen: set[int] = set()
+        self._modules_seen: set[Any] = set(_modules_of(spots))
         self.found: dict[Place, Any] = {}
         self._ahead: deque[tuple[Place, Any, int]] = deque()  # what is near is looked at first
         names = list(_names(spots))
@@ -79,6 +81,9 @@ class Survey:
         self._look_at_all(named for named in names if named[0] in rebound)
         self._look_at_all(attributes_of_parts(spots.parts))
         self._look_at_all(_hooks_of_parts(spots.parts))
+        for _, owner in spots.parts.owners():
+            self._look_at_names(type(owner).__module__, 0)
+        self._look_at_all(())
         for root, parameter in _parameters_of(spots.parts):
             self.attributes[(root,)] = frozenset(vars(parameter))
 
@@ -98,6 +103,8 @@ class Survey:
 
     def _look(self, place: Place, value: Any, depth: int) -> None:
         kind = kind_of(value)
+        if kind in ("object", "opaque"):
+            self._look_at_names(_module_of(value), depth)
         if isinstance(value, type) and id(value) not in self._seen:
             self._seen.add(id(value))
             self._look_into_class(place, value, depth)
@@ -203,6 +210,17 @@ class Survey:
             if not name.startswith("__"):
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
 
+    def _look_at_names(self, module: Any, depth: int) -> None:
+        """The names of a module that something here comes from, if it is the script's: code there may change them."""
+        if module in self._modules_seen:
+            return
+        self._modules_seen.add(module)
+        if module not in sys.modules or not is_script_module(module):
+            return
+        for name, value in list(vars(sys.modules[module]).items()):
+            if not name.startswith("__"):
+                self._look_later((("module", module, name),), value, depth + 1)
+
     def _look_into_module(self, place: Place, module: nn.Module) -> None:
         """Its tensors, also those of the modules in it that were not handed over."""
         for name, tensor in [*parameters_in(module).items(), *buffers_in(module).items()]:
@@ -222,19 +240,31 @@ def _names(spots: Spots) -> Iterator[tuple[Place, Any]]:
     for shown, value in spots.shown.items():
         yield (("shown", "", shown),), value
     frames = spots.frames
-    modules: dict[str, dict[str, Any]] = {}
     for number in range(len(frames.frames)):
-        if frames.frames[number] is None:
-            continue
-        name, names, is_module = frames.names(number)
-        modules.setdefault(name, names)
-        if not is_module:
+        if frames.frames[number] is not None and not frames.names(number)[2]:
             for local, value in frames.read(number).items():
                 yield (("frame", str(number), local),), value
-    for name, names in modules.items():
+    for name, names in _modules_of(spots).items():
         for one, value in list(names.items()):
             if not one.startswith("__"):
                 yield (("module", name, one),), value
+
+
+def _modules_of(spots: Spots) -> dict[str, dict[str, Any]]:
+    """The names of the modules of the loop's frames."""
+    found: dict[str, dict[str, Any]] = {}
+    for number, frame in enumerate(spots.frames.frames):
+        if frame is not None:
+            name, names, _ = spots.frames.names(number)
+            found.setdefault(name, names)
+    return found
+
+
+def _module_of(value: Any) -> Any:
+    """The name of the module that something is, or was defined in."""
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    return getattr(value if isinstance(value, (type, types.FunctionType)) else type(value), "__module__", None)
 
 
 def attributes_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:

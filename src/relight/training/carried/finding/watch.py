@@ -1,26 +1,29 @@
-"""Attributes of the script's own objects, compared in every step: some code changes them without showing it."""
+"""Values compared in every step, as some code changes them without showing it.
 
-from collections.abc import Callable, Iterator, Mapping
+These are attributes of the script's own objects and classes, names of its modules, and variables of its closures.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.training.carried.code.refs import Place
-from relight.training.carried.finding.places import MISSING, Spots
+from relight.training.carried.finding.places import DictSpot, Spot, Spots
 from relight.training.carried.finding.survey import Survey, holds_objects
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import Mark, changed, remember
 
-_MOST = 256  # attributes: each takes a tenth of a microsecond, containers more
+_MOST = 512  # values: each takes a tenth of a microsecond, containers more
 _FEW = 32  # items of a container
 _CONTAINERS = ("list", "tuple", "dict", "deque")
 _BYTES = 2**14  # of a tensor or an array
 
 
 class Watch:
-    """Marks the attributes that no code was seen to change; a step that changes one is noticed at once."""
+    """Marks values that no code was seen to change; a step that changes one is noticed at once."""
 
     def __init__(self, spots: Spots) -> None:
         self._spots = spots
-        self._watched: list[tuple[Place, Mapping[str, Any], str]] = []  # with the memory of the object that has each
+        self._watched: list[tuple[Place, Spot]] = []
         self._marks: list[Any] = []
 
     @property
@@ -29,24 +32,32 @@ class Watch:
         return not self._watched
 
     def choose(self, survey: Survey, is_covered: Callable[[Place], bool]) -> None:
-        """Watch the small attributes of the objects in a survey, except at places that are `covered`."""
+        """Watch the small values of objects, classes, modules and closures in a survey, except where `covered`."""
         self.forget()
         self._watched = []
+        for place, spot in (*self._attributes(survey), *self._names(survey)):
+            if _is_small(spot.get()) and not is_covered(place):
+                self._watched.append((place, spot))
+            if len(self._watched) == _MOST:
+                return
+
+    def _attributes(self, survey: Survey) -> Iterator[tuple[Place, Spot]]:
         for owner, names in survey.attributes.items():
             spot = self._spots.find(owner)
-            memory = getattr(spot.get() if spot is not None else None, "__dict__", None)
-            if memory is None or kind_of(spot.get() if spot is not None else None) != "object":
-                continue
-            for name in sorted(names):
-                place = (*owner, ("attribute", name, ""))
-                if _is_small(memory.get(name, MISSING)) and not is_covered(place):
-                    self._watched.append((place, memory, name))
-                if len(self._watched) == _MOST:
-                    return
+            thing = spot.get() if spot is not None else None
+            if isinstance(thing, type) or (kind_of(thing) == "object" and hasattr(thing, "__dict__")):
+                memory = vars(thing)
+                yield from (((*owner, ("attribute", name, "")), DictSpot(memory, name)) for name in sorted(names))
+
+    def _names(self, survey: Survey) -> Iterator[tuple[Place, Spot]]:
+        for place in survey.found:
+            is_module = place[0][0] == "module" and len(place) == 1
+            if (is_module or place[-1][0] == "cell") and (spot := self._spots.find(place)) is not None:
+                yield place, spot
 
     def begin(self) -> None:
         """The step begins with the values of now."""
-        self._marks = [_marked(memory.get(name, MISSING)) for _, memory, name in self._watched]
+        self._marks = [_marked(spot.get()) for _, spot in self._watched]
 
     def forget(self) -> None:
         """The step is not compared any more; no value is held for that."""
@@ -54,8 +65,8 @@ class Watch:
 
     def changes(self) -> Iterator[tuple[Place, Any]]:
         """Places that hold something else than when the step began, and marks of what they held then."""
-        for (place, memory, name), mark in zip(self._watched, self._marks, strict=False):
-            value = memory.get(name, MISSING)
+        for (place, spot), mark in zip(self._watched, self._marks, strict=False):
+            value = spot.get()
             if value is not mark and changed(mark, value):
                 yield place, mark
 
