@@ -131,6 +131,11 @@ class Kubernetes(Cluster):
         """Put no other pod on the node of this one: what follows when a device plugin takes a device out of service."""
         self.full.add(self.node_of(number))
 
+    def cordon(self, node: str) -> None:
+        """`kubectl cordon`."""
+        status, answer = self.api.ask("PATCH", path_of("Node", node), {"spec": {"unschedulable": True}})
+        assert status == 200, answer
+
     def forget_node(self, node: str) -> None:
         """`kubectl delete node`, as the controller of a cloud does once the machine is gone."""
         status, answer = self.api.ask("DELETE", path_of("Node", node))
@@ -193,7 +198,10 @@ class Kubernetes(Cluster):
 
     def _schedule(self, job: Job, nodes: Sequence[str]) -> None:
         taken = {self._pod(other)["spec"].get("nodeName") for other in self.jobs if other.pod and not other.done}
-        free = [node for node in nodes if node not in taken | self.lost | self.full]
+        cordoned = {
+            node["metadata"]["name"] for node in self.api.emulator.all("Node") if node.get("spec", {}).get("unschedulable")
+        }
+        free = [node for node in nodes if node not in taken | self.lost | self.full | cordoned]
         if not free:
             return
         address = self._network.addresses[free[0]]

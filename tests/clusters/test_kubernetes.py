@@ -151,6 +151,34 @@ def test_a_gpu_that_reports_a_fault_has_another_pod_made_elsewhere(tmp_path: Pat
     assert cluster.jobs[number].made == 2
 
 
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_pod_on_a_machine_with_a_fault_refuses_until_the_node_is_cordoned(
+    tmp_path: Path, reference: Outcome
+) -> None:
+    """The cluster gives the machine again, since nothing tells it of the fault."""
+    driver = Driver(tmp_path / "driver", devices=1)
+    with Kubernetes(tmp_path, TRAINING, nodes=2, spares=1, idle=1) as cluster:
+        variables = {1: {**driver.variables, "CUDA_VISIBLE_DEVICES": "0"}}
+        cluster.start("--preload", "torch", variables=variables)
+        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
+        cluster.wait_until(lambda: '"StandbyReady"' in cluster.journal(), "the standby is warm")
+        (number,) = [job.number for job in cluster.jobs if cluster.node_of(job.number) == "h1"]
+        driver.say("xid 0 95")
+        begun = time.monotonic()
+        refused = f"node-{number} came on h1, which reported a fault"
+        timed(cluster, "fault: a pod has come to the machine again", lambda: refused in cluster.messages(), begun)
+        assert "`kubectl cordon h1`" in cluster.messages()
+        cluster.cordon("h1")
+        begun, told = time.monotonic(), f"node-{number} joined; 3 hosts"
+        timed(cluster, "cordoned: a pod has joined elsewhere", lambda: told in cluster.messages(), begun)
+        assert cluster.node_of(number) == "h3"
+        outcome = finish(cluster, reference)
+    check_in_order(outcome, number)
+    ends = cluster.jobs[number].ends
+    assert set(ends[:-1]) == {FAULT_STATUS} and 3 <= len(ends) <= 5 and ends[-1] == 0, ends
+    assert any(refused in text for text in outcome.report.notices), outcome.describe()
+
+
 def stop(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -34,7 +34,7 @@ def test_slurm_is_asked_once_no_other_host_is_heard(asked: Path, begins: bool) -
         assert asked.exists() == (not begins)
         asked.unlink(missing_ok=True)
         server = await asyncio.get_running_loop().create_server(_Quiet, "127.0.0.1", 0)
-        agents = isolation.agents = Agents(first_stays=False)
+        agents = isolation.agents = Agents()
         for name in ("node-0", "node-1"):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             agents.add(name).attach(Connection(reader, writer), ())

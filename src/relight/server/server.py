@@ -63,7 +63,7 @@ class Server:
         core = predecessor.core if predecessor else Controller(core_settings)
         clock = predecessor.clock if predecessor else JobClock()
         run_dir = Path(settings.run_dir)
-        agents = Agents(first_stays=not settings.lease)
+        agents = Agents(settings.staying_host)
         self.job = job = Job(
             *(settings, core, journal, clock, agents, Store(agents.reply), StatusBoard(settings.job, core)),
             *(observers, Publications(), Refusals(observers, journal, clock)),

@@ -123,6 +123,11 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0
 
     @property
+    def staying_host(self) -> str:
+        """The agent of the host that cannot leave, as the controller is there and cannot move; empty: all can."""
+        return "" if self.lease else FIRST_NODE
+
+    @property
     def has_successors(self) -> bool:
         """True if another host takes the controller over when this one's is lost."""
         return bool(self.lease) or self.controller_moves

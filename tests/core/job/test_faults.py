@@ -1,6 +1,7 @@
 """Hosts whose hardware reports a fault: they are left as soon as others have room, and not used again."""
 
-from relight.core.controller import ControllerSettings
+from relight.core.controller import ControllerSettings, Stage
+from relight.core.membership.hosts import MAX_RETURNS
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Assign, Command, Notice, OrderHost, ReleaseHost, Spawn, WindDown
 from relight.core.protocol.record import Record
@@ -137,6 +138,76 @@ def test_a_machine_that_comes_back_is_used_only_where_no_other_has_room() -> Non
     for process in list(desk.controller.members.standbys()):
         desk.exits(process.name, step=0)
         assert "node-1" not in placed(desk.said)
+
+
+def left_in_favour_of_the_spare(**settings: float | str) -> Desk:
+    """node-1 on machine n7 has reported a fault, and its ranks have moved; its cluster makes such hosts again."""
+    desk = Desk(world_size=4, standbys=2, nodes=2, spare_nodes=1, slots=2, fault_status=75, **settings)
+    join_spare(desk, "spare-2", slots=2)
+    desk.tell(ev.AgentJoined(agent="node-1", slots=2, life="0", machine="n7"))
+    desk.train()
+    report(desk)
+    pause(desk)
+    recover(desk)
+    return desk
+
+
+def come(desk: Desk, life: int, machine: str = "n7", agent: str = "node-1") -> tuple[Command, ...]:
+    return desk.tell(ev.AgentJoined(agent=agent, slots=2, life=str(life), machine=machine))
+
+
+def test_a_machine_that_comes_again_is_given_back_a_few_times_if_another_may_come() -> None:
+    desk = left_in_favour_of_the_spare()
+    for life in range(1, MAX_RETURNS + 1):
+        said = come(desk, life)
+        assert one(said, ReleaseHost).faulty
+        assert "node-1 came on n7, which reported a fault" in one(said, Notice).why
+        assert not placed(said)
+        assert "node-1" not in desk.controller.job.hosts
+    said = come(desk, MAX_RETURNS + 1)
+    assert "used only where no other host has room" in one(said, Notice).why
+    assert not [c for c in said if isinstance(c, ReleaseHost)], "the cluster has no other one"
+    assert "node-1" in desk.controller.job.hosts
+
+
+def test_another_machine_is_welcome_at_once() -> None:
+    desk = left_in_favour_of_the_spare()
+    come(desk, 1)
+    said = come(desk, 2, "n8")
+    assert not [c for c in said if isinstance(c, ReleaseHost)]
+    assert one(said, Notice).why.startswith("node-1 joined")
+
+
+def test_a_host_that_was_given_back_hears_so_again_with_the_reason() -> None:
+    desk = left_in_favour_of_the_spare()
+    come(desk, 1)
+    assert one(come(desk, 1), ReleaseHost).faulty  # else its node would count as done
+    assert one(come(desk, 0), ReleaseHost).faulty
+    assert not any("no more" in text for text in desk.controller.report().notices)
+
+
+def test_a_machine_that_was_lost_twice_is_given_back_too() -> None:
+    desk = left_in_favour_of_the_spare()
+    for life in range(2):
+        come(desk, life + 1, "n8")
+        lose(desk, "node-1")
+    assert "was lost twice" in one(come(desk, 3, "n8"), ReleaseHost).why
+
+
+def test_a_host_that_cannot_leave_or_was_ordered_is_kept() -> None:
+    """The cluster makes neither of them again: the controller is on one, and the supplier cancels the other."""
+    desk = left_in_favour_of_the_spare(staying_host="node-1")
+    assert not [c for c in come(desk, 1) if isinstance(c, ReleaseHost)]
+    desk = left_in_favour_of_the_spare(supplier="a command")
+    (order,) = desk.controller.job.orders.open
+    assert not [c for c in come(desk, 1, agent=order) if isinstance(c, ReleaseHost)]
+
+
+def test_while_a_rank_needs_a_place_a_machine_that_comes_again_is_kept() -> None:
+    desk = left_in_favour_of_the_spare()
+    desk.exits(desk.controller.rank_processes()[0], step=1)
+    assert desk.controller.stage is not Stage.TRAINING
+    assert not [c for c in come(desk, 1) if isinstance(c, ReleaseHost)]
 
 
 def test_a_restarted_controller_knows_it() -> None:

@@ -55,6 +55,8 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     supply_spares: int | None = None  # spare hosts to keep; None: each host that is lost is replaced
     supply_timeout_seconds: float = 3600.0  # for the host of an order to join
     supply_idle_seconds: float = 600.0  # that an ordered host is kept without use
+    fault_status: int = 0  # above 0: the cluster makes a host again, perhaps elsewhere, that its machine is no good for
+    staying_host: str = ""  # the agent of the host that cannot leave before the job is over; empty: all can
 
 
 class Job:

@@ -8,6 +8,7 @@ from relight.core.membership.recent import Recent
 
 MAX_LOSSES = 2  # of one host: then it is used only where no other one has room
 MAX_FAULTS = 256  # machines whose faults are known
+MAX_RETURNS = 3  # of one machine that is to be avoided: a cluster that gives it again and again has no other one
 
 
 class Hosts:
@@ -21,6 +22,7 @@ class Hosts:
         self._losses: Recent[str] = Recent()
         self._faults: dict[str, str] = {}  # by machine: the first that its hardware reported
         self._released: Recent[str] = Recent()  # lives of agents that were given back
+        self._returned: Recent[str] = Recent()  # machines that were given back when they came, to have others instead
         self.faulty: dict[str, str] = {}  # hosts that are here, and have reported a fault while they were
         self.draining: dict[str, str] = {}  # hosts that are to be left, and why
 
@@ -66,6 +68,16 @@ class Hosts:
         self._released.add(f"{agent} {self.life(agent)}")
         self.remove(agent)
 
+    def send_back(self, agent: str, life: str, machine: str) -> int:
+        """Give a host back that has come on a machine that is to be avoided; return how often it may come again."""
+        self._released.add(f"{agent} {life}")
+        self._returned.add(machine)
+        return MAX_RETURNS - self._returned[machine]
+
+    def may_send_back(self, machine: str) -> bool:
+        """Return whether another machine may come if this one, which is to be avoided, is given back."""
+        return self._returned[machine] < MAX_RETURNS
+
     def was_released(self, agent: str, life: str) -> bool:
         """Return whether this run of an agent was given back. Another run of it is welcome."""
         return self._released[f"{agent} {life}"] > 0
@@ -88,7 +100,10 @@ class Hosts:
 
     def why_avoided(self, agent: str) -> str:
         """Return why another host is better than this one, or an empty string."""
-        machine = self.machine(agent)
+        return self.flaw(self.machine(agent))
+
+    def flaw(self, machine: str) -> str:
+        """Return why another machine is better than this one, or an empty string."""
         if fault := self._faults.get(machine):
             return f"reported a fault ({fault})"
         return "was lost twice in this job" if self._losses[machine] >= MAX_LOSSES else ""

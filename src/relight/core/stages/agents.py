@@ -45,9 +45,12 @@ class Agents:
             self._forget_pages(event.agent)
             return self._repeating.to_agent(now)
         if job.hosts.was_released(event.agent, event.life):
-            return [ReleaseHost(agent=event.agent, why="again: its ranks have moved")]
+            flaw = job.hosts.flaw(event.machine or event.agent)
+            return [ReleaseHost(agent=event.agent, why="again: it was given back", faulty=bool(flaw))]
         if job.orders.is_closed(event.agent):
             return [ReleaseHost(agent=event.agent, why="the order that it was started for is cancelled")]
+        if refused := self._refuse(event):
+            return refused
         if not len(job.hosts) and not job.members.processes:
             job.job_stats.started(now)
             job.deadline = now + job.settings.startup_timeout_seconds
@@ -61,6 +64,24 @@ class Agents:
             role = " as a spare" if event.spare else ""
             return [Notice(why=f"{event.agent} joined{role}; waiting for {missing} more", level="info")]
         return self._starting.spawn_initial(now, "initial rank") + self._reserve.top_up(now)
+
+    def _refuse(self, event: ev.AgentJoined) -> list[Command]:
+        """Give a host back that comes on a machine to be avoided, if the cluster may make it again on another one.
+
+        Only while no rank needs a place, and a few times: otherwise it is used where no other host has room.
+        """
+        job, agent, machine = self._job, event.agent, event.machine or event.agent
+        why = job.hosts.flaw(machine)
+        settings = job.settings
+        is_made_again = settings.fault_status > 0 and agent not in (settings.staying_host, *job.orders.open)
+        if not (why and is_made_again and job.stage is Stage.TRAINING and job.hosts.may_send_back(machine)):
+            return []
+        left = job.hosts.send_back(agent, event.life, machine)
+        then = f"{left} more times" if left > 1 else "once more" if left else "no more: if it comes again, it stays"
+        text = f"{agent} came on {machine}, which {why}, and is given back so that it is made elsewhere ({then})"
+        job.job_stats.notice(text)  # for the report
+        advice = f"keep it away from there: in Kubernetes, `kubectl cordon {machine}`"
+        return [ReleaseHost(agent=agent, why=text, faulty=True), Notice(why=f"{text}; {advice}", level="warning")]
 
     def _welcome(self, agent: str) -> Notice:
         """Say that a host joined, and if it is one to be avoided."""

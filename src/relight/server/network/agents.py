@@ -11,7 +11,6 @@ from relight.server.network.connection import Connection
 from relight.wire import messages as msg
 from relight.wire.connection.framing import encode_frame, encode_payload
 from relight.wire.connection.outbox import Outbox
-from relight.wire.settings import FIRST_NODE
 
 KEPT_UNASKED = 256  # an agent may say the end of a process twice
 
@@ -117,9 +116,9 @@ class Agent:
 class Agents:
     """All agents of the job, and which of them runs which process."""
 
-    def __init__(self, *, first_stays: bool = True) -> None:
-        """`first_stays`: the controller's host does not leave before the job is over, as it cannot move."""
-        self._first_stays = first_stays
+    def __init__(self, staying: str = "") -> None:
+        """`staying`: the agent of a host that does not leave before the job is over, as its controller cannot move."""
+        self._staying = staying
         self._agents: dict[str, Agent] = {}
         self._owner: dict[str, Agent] = {}  # process -> the agent that was ordered to start it
         self._count = 0
@@ -167,7 +166,7 @@ class Agents:
     def release(self, command: ReleaseHost) -> None:
         """Let an agent end whose host is given back. That of a controller that cannot move stays, without processes."""
         agent = self._agents.get(command.agent)
-        if agent is not None and (agent.name != FIRST_NODE or not self._first_stays):
+        if agent is not None and agent.name != self._staying:
             agent.released = True
             agent.say(msg.StopAgent(why=command.why))
 

@@ -79,11 +79,11 @@ def ask_for_draining(machines: Collection[str], environment: Mapping[str, str]) 
 
 
 def read_draining(output: str) -> dict[str, str]:
-    """Return the nodes that an administrator has marked for draining, with the reason."""
+    """Return the nodes that an administrator has marked for draining, or as about to fail, with the reason."""
     found = {}
     for line in output.splitlines():
         node, _, rest = line.partition("|")
         state, _, reason = rest.partition("|")
-        if state.startswith("drain"):
+        if state.startswith(("drain", "fail")):
             found[node.strip()] = reason.strip()
     return found

@@ -13,6 +13,7 @@ _IS_DRAINED = " is drained: "  # what the controller says when it begins to leav
 _MAX_LOSSES = 2  # of a machine: then it is to be avoided
 _PAUSE_SECONDS = 10.0  # at least, after an order that brought no host of use
 _TOLERANCE_SECONDS = 1e-6
+_MAX_RETURNS = 3  # of a machine, when it comes
 
 
 class Supply:
@@ -26,6 +27,7 @@ class Supply:
         self._over: set[str] = set()
         self._machines: dict[str, str] = {}  # by host
         self._failed: Counter[str] = Counter()  # losses of machines; a fault counts as two
+        self._returned: Counter[str] = Counter()  # machines that were given back when they came
         self._began = False
         self._last_failed_at: float | None = None  # when an order last brought no host of use
 
@@ -81,7 +83,7 @@ class Supply:
             case cmd.CancelHost():
                 self._end(command.order)
             case cmd.ReleaseHost():
-                self._forget(command.agent)
+                return self._given_back(command)
             case cmd.Notice() if _IS_DRAINED in command.why:
                 agent = command.why.partition(_IS_DRAINED)[0]
                 if agent in self._here:
@@ -95,6 +97,18 @@ class Supply:
             case cmd.EndJob() if self._open:
                 return f"I19: the job ends, and {sorted(self._open)} are still on order"
         return ""
+
+    def _given_back(self, command: cmd.ReleaseHost) -> str:
+        agent, machine = command.agent, self._machine(command.agent)
+        has_come = agent in self._here and agent not in self._over and not command.why.startswith("again: ")
+        is_avoided = self._is_avoided(agent)
+        self._forget(agent)
+        if not has_come:
+            return ""
+        self._returned[machine] += 1
+        if is_avoided and self._returned[machine] <= _MAX_RETURNS:
+            return ""
+        return f"I22: {agent} is given back when it comes on {machine}, the {self._returned[machine]}. time"
 
     def _ordered(self, command: cmd.OrderHost, now: float) -> str:
         is_new = command.order not in self._open | self._over

@@ -39,7 +39,7 @@ class NetworkFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     "cut": for `seconds`, nothing passes between it and the controller (in one direction or in both), and nothing
     between it and the other hosts.
     "unheard": the same towards the controller only.
-    "join": one more host joins.
+    "join": one more host joins; where hosts are `remade`, on a machine that has failed, if there is one.
     "drain": it is to be left in order.
     "faulty": its hardware reports a fault.
     """
@@ -80,6 +80,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spares: int = 0  # hosts beside them that are there from the start
     supplies: bool = False  # hosts are ordered of a cluster
     supply_spares: int = -1  # so many are kept beside the nodes; -1: lost hosts are replaced
+    remade: bool = False  # the cluster makes hosts again, perhaps on the same machine
     derivable: bool = False  # private state follows from rank and step, so that it is not lost with a host
     gathers: bool = False  # agents send what every rank says once in one message
     parts: int = 1  # of the state: rank r holds part r % parts
@@ -292,7 +293,20 @@ def _with_hosts(schedule: Schedule) -> Schedule:
         derivable=draw.random() < 0.7,
     )
     draw = random.Random(f"drain {schedule.seed}")
-    return _with_drain(schedule, draw) if draw.random() < 0.3 else schedule
+    schedule = _with_drain(schedule, draw) if draw.random() < 0.3 else schedule
+    draw = random.Random(f"remade {schedule.seed}")
+    return _with_remade(schedule, draw) if draw.random() < 0.3 else schedule
+
+
+def _with_remade(schedule: Schedule, draw: random.Random) -> Schedule:
+    """A host that fails, and others that are made again in its place."""
+    count = draw.choice((1, 2, 4, 5))
+    comings = [NetworkFault(kind="join", nth=30 + int(draw.random() * 200)) for _ in range(count)]
+    fault = NetworkFault(kind="faulty", nth=20 + int(draw.random() * 100), host=int(draw.random() * 4))
+    more = draw.choice((0, 4, 8))
+    return msgspec.structs.replace(
+        schedule, remade=True, network=(*schedule.network, fault, *comings), until=schedule.until + more
+    )
 
 
 def _with_drain(schedule: Schedule, draw: random.Random) -> Schedule:

@@ -303,6 +303,14 @@ class TakesAFaultForALoss(Agents):
         return super().on_lost(ev.AgentLost(agent=event.agent, evidence=event.reason), now)
 
 
+class GivesMachinesBackForEver(Agents):
+    """A host on a machine that is to be avoided is given back however often the machine has come before."""
+
+    def on_joined(self, event: ev.AgentJoined, now: float) -> list[Command]:
+        self._job.hosts._returned.clear()
+        return super().on_joined(event, now)
+
+
 class GivesHostsBackTooSoon(Draining):
     """A defect of an earlier version: a host was given back while a standby there was being killed, and a recovery
     waited for its end.

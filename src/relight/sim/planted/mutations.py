@@ -204,6 +204,7 @@ MUTATIONS = (
     Mutation("starts-on-spares", 200, controller=controllers.StartsOnSpares, hosts=True),
     Mutation("drains-in-the-middle", 200, controller=controllers.DrainsInTheMiddleOfAStep, hosts=True),
     Mutation("faulty-is-lost", 500, controller=controllers.TakesAFaultForALoss, hosts=True),
+    Mutation("given-back-for-ever", 200, controller=controllers.GivesMachinesBackForEver, hosts=True),
     Mutation("given-back-too-soon", 5000, controller=controllers.GivesHostsBackTooSoon, hosts=True),
     Mutation("orders-again-and-again", 100, controller=supplies.ForgetsWhatIsOnOrder, supply=True),
     Mutation("forgets-who-came", 100, controller=supplies.ForgetsOrderedHosts, supply=True),

@@ -106,7 +106,7 @@ class Hosts:
         job = self._job
         others = list(self._hosts.values())[1:]
         if fault.kind == "join":
-            self.joins(f"spare-{len(self._hosts)}")
+            self.joins(f"spare-{len(self._hosts)}", self._failed_machine() if job.schedule.remade else "")
             return
         if not others:
             return
@@ -137,6 +137,11 @@ class Hosts:
         job.after(CONNECTION_SECONDS, ("host", "hangs_up", host.name))
         job.after(CONNECTION_SECONDS + RETURN_SECONDS, ("host", "given_up", host.name))
         job.after(fault.seconds + 0.01, ("host", "heals", host.name))
+
+    def _failed_machine(self) -> str:
+        """Return one that the job would rather not have; empty if there is none."""
+        hosts = self._job.controller.job.hosts
+        return next(iter((*hosts.lost_machines, *(machine for machine, _ in hosts.faults))), "")
 
     def _lose(self, host: Host, *, silently: bool) -> None:
         """Switch the machine off. Silently: no connection to it ends by that."""

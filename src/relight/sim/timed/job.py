@@ -92,6 +92,8 @@ class SimulatedJob(World):
             supply_spares=schedule.supply_spares if schedule.supply_spares >= 0 else None,
             supply_timeout_seconds=SUPPLY_TIMEOUT_SECONDS,
             supply_idle_seconds=SUPPLY_IDLE_SECONDS,
+            fault_status=75 if schedule.remade else 0,
+            staying_host="node-0",
         )
         pattern = pattern_of(schedule.shapes, relearns=schedule.relearns, learns=schedule.learns)
         super().__init__(self.settings, schedule.until, parts.controller, parts.worker, pattern)
