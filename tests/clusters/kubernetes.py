@@ -19,7 +19,7 @@ import psutil
 
 from relight.core.account.report import JobReport, decode_report
 from tests.clusters.api_server import KUBELET, NAMESPACE, ApiServer, path_of
-from tests.hosts.cluster import _MARK, Cluster
+from tests.hosts.cluster import _MARK, Cluster, kill_at_once
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
 
 NAME = "relight"
@@ -198,9 +198,8 @@ class Kubernetes(Cluster):
 
     def _schedule(self, job: Job, nodes: Sequence[str]) -> None:
         taken = {self._pod(other)["spec"].get("nodeName") for other in self.jobs if other.pod and not other.done}
-        cordoned = {
-            node["metadata"]["name"] for node in self.api.emulator.all("Node") if node.get("spec", {}).get("unschedulable")
-        }
+        marked = [node for node in self.api.emulator.all("Node") if node.get("spec", {}).get("unschedulable")]
+        cordoned = {node["metadata"]["name"] for node in marked}
         free = [node for node in nodes if node not in taken | self.lost | self.full | cordoned]
         if not free:
             return
@@ -272,11 +271,7 @@ class Kubernetes(Cluster):
         job.pod = ""
 
     def _kill(self, node: str) -> None:
-        for process in self.processes(self._names.index(node)):
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
+        kill_at_once(self.processes(self._names.index(node)))
 
     # --- what can be seen -------------------------------------------------------------------------------------------
     @property

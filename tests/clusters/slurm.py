@@ -20,6 +20,7 @@ import psutil
 
 from benchmarks.namespaces import Network, missing
 from relight.core.account.report import JobReport, decode_report
+from tests.hosts.cluster import kill_at_once
 from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, Outcome, Training, plain_environment
 
 COMMANDS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "ip", "nsenter", "unshare")
@@ -210,16 +211,11 @@ class Slurm:
         """Cut a node off, and kill its slurmd, or all that runs there if it `dies`. It still reaches the storage."""
         self._lost.add(node)
         self._link(node, "down")
-        for process in self.processes(node):
-            with contextlib.suppress(psutil.Error):
-                if dies or process.name() == "slurmd":
-                    process.kill()
+        kill_at_once(p for p in self.processes(node) if dies or _name(p) == "slurmd")
 
     def bring_back(self, node: str) -> None:
         """Start a lost node anew, as a machine is: nothing runs on it but its slurmd."""
-        for process in self.processes(node):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        kill_at_once(self.processes(node))
         self._daemons[node].wait(10.0)
         self._link(node, "up")
         self._start_node(node)
@@ -234,7 +230,7 @@ class Slurm:
         for node in sorted(self._lost):
             self.bring_back(node)
         for node, state in self.states().items():
-            if state.startswith("drain"):
+            if state.startswith(("drain", "fail")):
                 self.ask("scontrol", "update", f"nodename={node}", "state=resume")
         self.wait_until(lambda: not self.queue(), "no job is left")
         self.wait_until(lambda: set(self.states().values()) == {"idle"}, "all nodes are idle")
@@ -265,10 +261,7 @@ class Slurm:
 
     def kill_relight(self, node: str) -> None:
         """Kill all on a node that is not Slurm's."""
-        for process in self.processes(node):
-            with contextlib.suppress(psutil.Error):
-                if not process.name().startswith("slurm"):
-                    process.kill()
+        kill_at_once(process for process in self.processes(node) if not _name(process).startswith("slurm"))
 
     def left_on(self, node: str) -> list[str]:
         """Processes of a node that are not Slurm's own daemon."""
@@ -278,6 +271,14 @@ class Slurm:
                 if process.name() != "slurmd" and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(" ".join(process.cmdline()) or process.name())
         return found
+
+
+def _name(process: psutil.Process) -> str:
+    """The name of a process; empty if it has ended."""
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
 
 
 class SlurmJob:

@@ -104,14 +104,14 @@ def test_an_order_that_slurm_refuses_is_placed_again(slurm: Slurm, tmp_path: Pat
     assert not outcome.report.failures, outcome.describe()  # the spare held no rank
 
 
-@pytest.mark.parametrize("way", ["scontrol", "relight drain", "SIGTERM"])
+@pytest.mark.parametrize("way", ["state=drain", "state=fail", "relight drain", "SIGTERM"])
 def test_a_node_is_drained_and_no_step_is_repeated(slurm: Slurm, tmp_path: Path, reference: Outcome, way: str) -> None:
-    """By an administrator, by hand, or by a signal to `relight run` on that node."""
+    """By an administrator in two ways, by hand, or by a signal to `relight run` on that node."""
     job = SlurmJob(slurm, tmp_path, TRAINING)
     job.until_it_trains()
     begun = time.monotonic()
-    if way == "scontrol":
-        slurm.ask("scontrol", "update", "nodename=n2", "state=drain", "reason=a new disk")
+    if way.startswith("state="):
+        slurm.ask("scontrol", "update", "nodename=n2", way, "reason=a new disk")
     elif way == "relight drain":
         slurm.ask(*RELIGHT, "drain", str(job.run_dir), "node-1", "--token-file", str(tmp_path / "token"))
     else:
@@ -125,7 +125,7 @@ def test_a_node_is_drained_and_no_step_is_repeated(slurm: Slurm, tmp_path: Path,
     outcome = job.wait()
     check_survived(outcome, reference)
     job.check_nothing_is_left()
-    if way == "scontrol":
+    if way.startswith("state="):
         slurm.ask("scontrol", "update", "nodename=n2", "state=resume")
     assert {(f.rank, f.kind) for f in outcome.report.failures} == {(1, "drained")}, outcome.describe()
     (recovery,) = outcome.report.recoveries

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,6 +42,15 @@ PORT = 29400
 REACH_SECONDS = 2  # then a host is given up
 _MARK = "RELIGHT_TEST_JOB"
 _OWN_FILES = 'mount -t tmpfs none "$TMPDIR" && exec "$@"'
+
+
+def kill_at_once(processes: Iterable[psutil.Process]) -> None:
+    """End processes as a host that loses power does: none of them hears, or writes down, that another one is gone."""
+    listed = list(processes)
+    for strike in (signal.SIGSTOP, signal.SIGKILL):
+        for process in listed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(strike)
 
 
 class Cluster:
@@ -196,11 +205,7 @@ class Cluster:
     def lose(self, number: int) -> None:
         """Power off: silence on the line first, so that not even the ends of its connections are heard."""
         self.cut(number)
-        processes = self.processes(number)
-        for strike in (signal.SIGSTOP, signal.SIGKILL):  # all at once: none shall hear that another one is gone
-            for process in processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.send_signal(strike)
+        kill_at_once(self.processes(number))
 
     def cut(self, number: int) -> None:
         """Unplug the host; everything on it runs on."""

@@ -224,5 +224,6 @@ def test_a_slurm_that_does_not_answer_is_told_once(tmp_path: Path, monkeypatch: 
 
 
 def test_nodes_that_slurm_drains_are_found() -> None:
-    said = "n1|mixed|none\nn5|failing*|a fan is slow\nn2|draining|a new disk\nn3|drained*|fan|2\nn4|down*|Not responding\n"
+    said = "n1|mixed|none\nn2|draining|a new disk\nn3|drained*|fan|2\nn4|down*|Not responding\n"
+    said += "n5|failing*|a fan is slow\n"
     assert read_draining(said) == {"n2": "a new disk", "n3": "fan|2", "n5": "a fan is slow"}
