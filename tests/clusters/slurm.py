@@ -276,7 +276,7 @@ class Slurm:
 def _name(process: psutil.Process) -> str:
     """The name of a process; empty if it has ended."""
     try:
-        return process.name()
+        return str(process.name())
     except psutil.Error:
         return ""
 

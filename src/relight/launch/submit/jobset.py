@@ -40,8 +40,8 @@ exit "$status"
 """
 
 
-def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
-    """Add `relight submit k8s`."""
+def add_manager(managers: "argparse._SubParsersAction[Any]", run: argparse.ArgumentParser) -> None:
+    """Add `relight submit k8s`. `run`: the parser of `relight run`."""
     k8s = managers.add_parser(
         "k8s",
         help="a JobSet for Kubernetes",
@@ -79,7 +79,7 @@ def add_manager(managers: "argparse._SubParsersAction[Any]") -> None:
     )
     add("--apply", action="store_true", help="hand the manifest to `kubectl apply -f -`")
     add("run_arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
-    k8s.set_defaults(call=_submit)
+    k8s.set_defaults(call=_submit, run=run)
 
 
 def manifest(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -98,7 +98,8 @@ def manifest(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def job_set(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the JobSet. Raises UsageError."""
-    given = flags_and_script(arguments, "relight submit k8s --nodes 4 --image IMAGE -- train.py")
+    own = ("fault_status", *(("run_dir", "lease") if _moves(arguments) else ()))
+    given = flags_and_script(arguments, "relight submit k8s --nodes 4 --image IMAGE -- train.py", own)
     _check(arguments)
     name, spares = arguments.job_name, ("--spare-nodes", str(arguments.spare_nodes))
     fault = ("--fault-status", str(FAULT_STATUS))
@@ -197,10 +198,8 @@ def _check(arguments: argparse.Namespace) -> None:
             "--namespace: name it, since the right to the controller's Lease is given to a service account of a "
             "namespace; or --fixed-controller"
         )
-    if _moves(arguments) and (taken := [word for word in _flags(arguments) if word in ("--run-dir", "--lease")]):
-        raise UsageError(
-            f"{taken[0]}: the manifest has its own, so that the controller can move; or --fixed-controller"
-        )
+    if arguments.kind == "jobset" and arguments.runtime != RUNTIME:
+        raise UsageError(f"--runtime {arguments.runtime}: only a job of --kind trainjob has one")
     if not _NAME.fullmatch(arguments.job_name):
         raise UsageError(f"--job-name {arguments.job_name}: use a-z, 0-9 and '-', at most 40 of them, a letter first")
     if min(arguments.gpus, arguments.grace_seconds, arguments.max_restarts) < 0:
@@ -214,13 +213,6 @@ def _excluded(arguments: argparse.Namespace) -> list[str]:
 def _claim(arguments: argparse.Namespace) -> tuple[str, str]:
     name, _, path = arguments.claim.partition(":")
     return name, path if path.startswith("/") else ""
-
-
-def _flags(arguments: argparse.Namespace) -> list[str]:
-    """Return the words that may be flags of `relight run`: up to the first that looks like a script."""
-    words = list(arguments.run_arguments)
-    scripts = [number for number, word in enumerate(words) if word.endswith(".py")]
-    return [word.partition("=")[0] for word in words[: scripts[0] if scripts else len(words)]]
 
 
 def _head(arguments: argparse.Namespace, command: str) -> dict[str, Any]:

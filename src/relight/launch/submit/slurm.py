@@ -1,6 +1,7 @@
 """`relight submit`: a job as a cluster manager wants it, printed or submitted. Here: the batch script for Slurm."""
 
 import argparse
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,11 @@ from relight.launch.submit import jobset
 from relight.launch.submit.arguments import flags_and_script
 
 WARNING_SECONDS = 120  # before the time limit, for a last step and a checkpoint
+MAX_WARNING_SECONDS = 65535  # as Slurm has it
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|infinite|unlimited", re.IGNORECASE)
+# Options of sbatch that the script sets, and on which it depends.
+_OWN = ("--nodes", "--ntasks", "--ntasks-per-node", "--job-name", "--signal", "--requeue", "--no-requeue", "--no-kill")
+_SHORT = ("-N", "-n", "-J", "-k")
 
 _SLURM = """\
 #!/bin/bash
@@ -93,18 +99,17 @@ def add_command(choices: "argparse._SubParsersAction[Any]") -> None:
     slurm.add_argument("--no-orders", action="store_true", help="do not order other nodes for lost ones")
     slurm.add_argument("--now", action="store_true", help="submit the script with sbatch, and print the job's number")
     slurm.add_argument("run_arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
-    slurm.set_defaults(call=_submit)
-    jobset.add_manager(managers)
+    slurm.set_defaults(call=_submit, run=choices.choices["run"])
+    jobset.add_manager(managers, choices.choices["run"])
 
 
 def slurm_script(arguments: argparse.Namespace) -> str:
     """Return the batch script. Raises UsageError."""
-    given = flags_and_script(arguments, "relight submit slurm --nodes 4 -- --nproc-per-node 8 train.py")
+    own = ("run_dir", "lease", *(() if arguments.no_orders else ("supplier",)))
+    given = flags_and_script(arguments, "relight submit slurm --nodes 4 -- --nproc-per-node 8 train.py", own)
+    _check(arguments)
     lines = [f"#SBATCH --time={arguments.time}"] if arguments.time else []
-    for option in arguments.option:
-        if not option.startswith("-") or "\n" in option:
-            raise UsageError(f"--option {option}: expected an option of sbatch, such as --option=--partition=gpu")
-        lines.append(f"#SBATCH {option}")
+    lines += [f"#SBATCH {option}" for option in arguments.option]
     flags = ["--nnodes", "auto", "--spare-nodes", str(arguments.spare_nodes)]
     flags += [] if arguments.no_orders else ["--supplier", "slurm"]
     flags += ["--lease", "file"] if arguments.nodes > 1 and not arguments.fixed_controller else []
@@ -118,6 +123,20 @@ def slurm_script(arguments: argparse.Namespace) -> str:
         ending=shlex.join([sys.executable, "-m", "relight.launch.submit.slurm_end"]),
         command=f'{relight} run {shlex.join(flags)} --run-dir "runs/$SLURM_JOB_ID" {shlex.join(given)}',
     )
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.time and not _TIME.fullmatch(arguments.time):
+        raise UsageError(f"--time {arguments.time}: expected a time limit of Slurm, such as 90, 24:00:00 or 2-0")
+    if not arguments.job_name.strip() or not arguments.job_name.isprintable():
+        raise UsageError(f"--job-name {arguments.job_name!r}: expected a name of one line")
+    if not 0 < arguments.warning_seconds <= MAX_WARNING_SECONDS:
+        raise UsageError(f"--warning-seconds {arguments.warning_seconds}: expected 1 to {MAX_WARNING_SECONDS}")
+    for option in arguments.option:
+        if not option.startswith("-") or not option.isprintable():
+            raise UsageError(f"--option {option}: expected an option of sbatch, such as --option=--partition=gpu")
+        if option.startswith(_SHORT) or option.partition("=")[0] in _OWN:
+            raise UsageError(f"--option {option}: the script has its own; see `relight submit slurm --help`")
 
 
 def _submit(arguments: argparse.Namespace) -> int:
