@@ -79,22 +79,27 @@ class Parts:
 PRODUCTION = Parts()
 
 
+def _settings_of(schedule: Schedule) -> ControllerSettings:
+    """Return the settings of the job in a schedule."""
+    return ControllerSettings(
+        world_size=schedule.world_size,
+        nodes=schedule.nodes,
+        spare_nodes=schedule.spares,
+        standbys=schedule.standbys,
+        supplier="simulated" if schedule.supplies else "",
+        supply_spares=schedule.supply_spares if schedule.supply_spares >= 0 else None,
+        supply_timeout_seconds=SUPPLY_TIMEOUT_SECONDS,
+        supply_idle_seconds=SUPPLY_IDLE_SECONDS,
+        fault_status=75 if schedule.remade else 0,
+        staying_host="node-0",
+    )
+
+
 class SimulatedJob(World):
     """Run it once. Raises Violation, with the schedule and the trace, if an invariant breaks."""
 
     def __init__(self, schedule: Schedule, parts: Parts = PRODUCTION) -> None:
-        self.settings = ControllerSettings(
-            world_size=schedule.world_size,
-            nodes=schedule.nodes,
-            spare_nodes=schedule.spares,
-            standbys=schedule.standbys,
-            supplier="simulated" if schedule.supplies else "",
-            supply_spares=schedule.supply_spares if schedule.supply_spares >= 0 else None,
-            supply_timeout_seconds=SUPPLY_TIMEOUT_SECONDS,
-            supply_idle_seconds=SUPPLY_IDLE_SECONDS,
-            fault_status=75 if schedule.remade else 0,
-            staying_host="node-0",
-        )
+        self.settings = _settings_of(schedule)
         pattern = pattern_of(schedule.shapes, relearns=schedule.relearns, learns=schedule.learns)
         super().__init__(self.settings, schedule.until, parts.controller, parts.worker, pattern)
         self.leaves = schedule.leaves
