@@ -137,7 +137,9 @@ class Loop:
         if step.warmup or isinstance(error, Interrupted):
             if not step.warmup:
                 self.doubt = self.doubt or self.carried.risk()
-            self.carried.roll_back()
+            lasting = self.carried.roll_back()
+            if not step.warmup:
+                self.doubt = self.doubt or lasting
             return error is None or isinstance(error, Interrupted)
         if error is not None:
             return False

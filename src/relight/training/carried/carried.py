@@ -14,8 +14,9 @@ from relight.training.carried.finding.places import is_empty
 from relight.training.carried.finding.search import Search
 from relight.training.carried.rank_values import RankValues
 from relight.training.carried.succession import Adoption, Keeper
+from relight.training.carried.undo import Undo
 from relight.training.carried.values.parts import Parts
-from relight.training.state.values.marks import changed, put_back
+from relight.training.state.values.marks import changed
 
 _MISSED = (
     "{names}: carried by the script from its first step on, and that step was interrupted. Put `with step` into the "
@@ -53,6 +54,7 @@ class Carried:
         self._spots = self._loop.spots
         self._spots.data = data
         self.show = self._spots.show
+        self._undo = Undo(self._catalog)
         self._keeper = Keeper(self._catalog, is_id)
         self._adoption = Adoption(self._catalog)
         self.rank_values = RankValues(self._catalog)
@@ -90,7 +92,7 @@ class Carried:
         self._loop.look_at(frame)
         doubt = None
         if self._again:
-            self._put_back()  # also what code between steps did after a step that does not count
+            self._undo.put_back()  # also what code between steps did after a step that does not count
             missed = self._missed and not self._adoption.is_pending and self._loop.computes_above
             if missed and self.decides and not self._spots.shown:  # an integration's loop has nothing above its block
                 doubt = _MISSED.format(names=", ".join(self.names))
@@ -127,8 +129,7 @@ class Carried:
         self._catalog.begin_comparison(number)
         if self._catalog.is_idle:
             return
-        for one in self._kept.values():
-            one.mark = self._catalog.mark_of(one.spot.get(), one)
+        self._undo.remember()
         self._spots.frames.forget()
 
     def commit(self) -> None:
@@ -138,14 +139,16 @@ class Carried:
         self._catalog.comparison.commit()
         self._spots.frames.forget()
 
-    def roll_back(self) -> None:
-        """Put back what the step under way changed; what code changes before the next turn is put back there."""
-        if self._in_step:
-            self._in_step = False
-            self._again = True
-            self._spots.frames.forget()
-            self._catalog.notice(between=False)
-            self._put_back()
+    def roll_back(self) -> str | None:
+        """Put back what the step under way changed; what code changes before the next turn is put back there.
+
+        Returns why a repetition of the step may end with other bits.
+        """
+        if not self._in_step:
+            return None
+        self._in_step = False
+        self._again = True
+        return self._undo.roll_back()
 
     def end(self, *, computed: bool) -> str | None:
         """The loop is about to end. `computed`: steps were computed in this process.
@@ -164,17 +167,6 @@ class Carried:
         """The loop has ended: no frame is held any more."""
         self._loop.leave()
         self._catalog.comparison.leave()
-
-    def _put_back(self) -> None:
-        self._spots.frames.forget()
-        self._catalog.follow_parts()
-        for one in self._kept.values():
-            now = one.spot.get()
-            if changed(one.mark, now):
-                value = put_back(one.mark)
-                if value is not now:
-                    one.spot.set(value)
-        self._spots.frames.forget()
 
     def _put_in(self) -> None:
         self._missed = False
@@ -214,7 +206,8 @@ class Carried:
         Returns why equal bits cannot be vouched for.
         """
         self._in_step = False
-        return self._adoption.adopt(tree, noticed or {}, at)
+        doubt = self._undo.doubt({*tree["names"], *tree["of_calls"]} if tree else ())
+        return self._adoption.adopt(tree, noticed or {}, at) or doubt
 
     # --- what others ask ---------------------------------------------------------------------------------------
     def look(self) -> int:

@@ -21,6 +21,7 @@ import xxhash
 
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.looks import Places
 from relight.training.carried.finding.places import MISSING, key_of
 from relight.training.carried.finding.survey import Survey
 from relight.training.state.modules.plain_values import plain_bytes
@@ -191,7 +192,7 @@ class RankValues:
         catalog = self._catalog
         spots = catalog.loop.spots
         spots.frames.forget()
-        survey = Survey(spots, catalog.is_foreign, traces=True, enters_data=True, rebound=catalog.comparison.rebound)
+        survey = Survey(spots, catalog.is_foreign, Places(), enters_data=True, rebound=catalog.comparison.rebound)
         survey.look(_DATA_ROOT, spots.data)  # a function, with what it encloses
         for place in survey.found:
             is_kept = any(key_of(place[:length]) in catalog.kept for length in range(1, len(place) + 1))

@@ -49,7 +49,8 @@ class BrokenSteps:
         torn_by = self._tell_of_torn(listed(changed) if changed else "", line)
         if self._runtime.worker.passed:
             self._parts.transaction.interrupted_after_barrier()
-        self._parts.carried.roll_back()
+        if (reason := self._parts.carried.roll_back()) is not None:
+            self._runtime.notices.doubt(reason)
         self.recover(self._runtime.handle(StepLeft(can_be_undone=not changed, torn_by=torn_by)))
 
     def _tell_of_torn(self, changed: str, line: str) -> str:

@@ -274,7 +274,7 @@ class StepLoop:
         self._transaction.roll_back()
         self._checks.note_boundary()  # a learning rate that is a tensor was written when it was undone
         self._state.clear_gradients()
-        self._carried.roll_back()
+        self._parts.repeat_check.see_undone(self._carried.roll_back())
         self._runtime.page.stamp(Phase.OUTSIDE)
         self._runtime.handle(happened.StepUndone())
         return True

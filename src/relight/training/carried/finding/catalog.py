@@ -24,6 +24,20 @@ from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
 
 _NAMED = 5  # places in a message
+_CACHED = (
+    "{names}(): a cached function whose result depends on more than the values of its arguments: random numbers, or "
+    "what steps change. It is not undone with a step, and a replacement computes it anew. Call it before the loop, or "
+    "keep what it returns in a variable"
+)
+_LATE = (
+    "{names}: changed by the script for the first time after its first steps, in a way that its code does not show, "
+    "and so neither undone with a step nor carried to a replacement. If a step depends on it: training.carry(...); "
+    "else training.carry(ignore=(...,))"
+)
+_INCOMPLETE = (
+    "the values that the loop can reach are too many, or too large, to compare all of them (docs/CARRIED.md). A change "
+    "of one by code that relight cannot read may be missed: training.carry(...) names what such code changes"
+)
 
 
 class Catalog:
@@ -44,7 +58,7 @@ class Catalog:
         self.comparison = Comparison(self.loop.spots, lambda thing: is_foreign(thing) or is_of_data(thing))
         self.is_foreign, self.is_of_data, self.say = is_foreign, is_of_data, say
         self._spots = self.loop.spots
-        self._left_out: set[str] = set()
+        self.left_out: set[str] = set()
         self._late = LateModules(self._spots)
         self._left_out_why = ""  # of what decides a step, perhaps
         self.dead: set[Place] = set()  # written before they are read: nothing of them is carried
@@ -86,7 +100,7 @@ class Catalog:
         `mark`: of the value that it began with, if that is not the present one.
         """
         name, key = describe(place), key_of(place)
-        if key in self.kept or key in self._left_out:
+        if key in self.kept or key in self.left_out:
             return self.kept.get(key)
         if self._is_ignored(name):
             return None
@@ -107,7 +121,7 @@ class Catalog:
     def receive(self, place: Place) -> tuple[Kept | None, Spot]:
         """A place for which another process gives a value. Raises UsageError if this one has no such place."""
         key = key_of(place)
-        self._left_out.discard(key)
+        self.left_out.discard(key)
         one = self.kept.get(key) or self.keep(place, seen=True)
         if key in self._stands_for:
             one, _ = self._stands_for.pop(key)
@@ -121,7 +135,7 @@ class Catalog:
         """Do not carry this any more, and say so; unless it is only shown, undo it with its step all the same."""
         if one.seen or one.feeds or is_iterator(one.spot.get()):
             self.kept.pop(one.key, None)
-            self._left_out.add(one.key)
+            self.left_out.add(one.key)
         one.is_written = False
         if one.feeds or one.has_tensors:
             self._left_out_why = f"{one.shown} {CHANGES}, and is not carried: {why}"
@@ -182,8 +196,12 @@ class Catalog:
     def begin_comparison(self, number: int) -> None:
         """Compare step `number`, which begins; carry also what has changed since the last comparison."""
         for place in self.comparison.begin(number, self._is_covered):
+            if self._late.has(place, number, is_first=False):
+                continue  # it was left out, and that was said
             if not self._is_covered(place) and (one := self.keep(place, seen=True)) is not None:
                 one.noticed = number
+        if self.comparison.is_incomplete:
+            self.say("incomplete", _INCOMPLETE)
 
     def notice(self, *, between: bool) -> None:
         """Carry also what changed although the code did not show it."""
@@ -232,7 +250,7 @@ class Catalog:
         for length in range(1, len(place) + 1):
             if place[:length] in self.dead or key_of(place[:length]) in self.kept:
                 return True
-        return key_of(place) in self._left_out
+        return key_of(place) in self.left_out
 
     def _is_ignored(self, name: str) -> bool:
         """Return whether the script left it out: by this name, its last part, or that of what holds it."""
@@ -245,20 +263,10 @@ class Catalog:
             return self._left_out_why
         changing = {one.name.rpartition(".")[2] for one in self.kept.values()}
         if caches := self._caches().computed_since(self._caches_before, changing):
-            return (
-                f"{'(), '.join(caches)}(): a cached function whose result depends on more than the values of its "
-                "arguments: random numbers, or what steps change. It is not undone with a step, and a replacement "
-                "computes it anew. Call it before the loop, or keep what it returns in a variable"
-            )
+            return _CACHED.format(names="(), ".join(caches))
         places = [place for place in self.comparison.changed_since() if not self._is_covered(place)]
         names = sorted(name for name in {describe(place) for place in places} if not self._is_ignored(name))
-        if not names:
-            return ""
-        return (
-            f"{', '.join(names[:_NAMED])}: changed by the script for the first time after its first steps, in a way "
-            "that its code does not show, and so neither undone with a step nor carried to a replacement. If a step "
-            "depends on it: training.carry(...); else training.carry(ignore=(...,))"
-        )
+        return _LATE.format(names=", ".join(names[:_NAMED])) if names else ""
 
     def doubt_order(self, one: Kept) -> None:
         """Doubt the bits if steps iterate over this set: its order depends on members that it no longer has."""
@@ -279,5 +287,9 @@ class Catalog:
 
 
 def _names_of(name: str) -> list[str]:
-    """Return the name of a place, its last part, and the names of all that holds it."""
-    return [name, name.rpartition(".")[2], *(name[: found.start()] for found in re.finditer(r"[.\[]", name))]
+    """Return the name of a place, its last part, and the names of all that holds it.
+
+    What a function encloses has its own name as well: `seen of act()` is `seen`.
+    """
+    inner = name.partition(" of ")[0]
+    return [name, inner, name.rpartition(".")[2], *(name[: found.start()] for found in re.finditer(r"[.\[]", name))]

@@ -3,14 +3,17 @@
 The attributes of the script's own objects are compared in every step.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from relight.training.carried.code.refs import Place
+from relight.training.carried.finding.looks import Copies, Look, Places, Traces
 from relight.training.carried.finding.places import MISSING, Spots
 from relight.training.carried.finding.survey import Survey, is_kept_with_modules
 from relight.training.carried.finding.watch import Watch
+from relight.training.carried.values.parts import is_part
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
 
@@ -48,9 +51,11 @@ class Comparison:
         """`is_foreign`: of an object that is not looked into."""
         self._spots = spots
         self._is_foreign = is_foreign
+        self._is_part = functools.partial(is_part, spots.parts)
         self.rebound: set[Place] = set()  # names that steps bind to another object now and then
         self.watch = Watch(spots)
         self.number = 0  # of the step under way
+        self.is_incomplete = False  # there was more than what is compared
         self._first = 0  # of the steps that this process commits
         self._commits = 0
         self._before: Survey | None = None
@@ -83,17 +88,17 @@ class Comparison:
             self.watch.begin()
             return []
         changed_since = self._changed_since_last() if self._commits >= FIRST_STEPS else []
-        self._before = self._survey()
-        self._last = self._survey(traces=True)
+        self._before = self._copied()
+        self._last = self._traced()
         self.watch.choose(self._before, is_covered)
         return changed_since
 
     def look_again(self) -> None:
         """Take the values of now for those of the step that is compared, and of the one that was compared last."""
         if self._before is not None:
-            self._before = self._survey()
+            self._before = self._copied()
         if self._last is not None:
-            self._last = self._survey(traces=True)
+            self._last = self._traced()
         self.watch.begin()
 
     def commit(self) -> None:
@@ -135,13 +140,22 @@ class Comparison:
 
     def objects(self) -> Iterator[tuple[Place, Any]]:
         """Objects of the script's own classes that can be reached now."""
-        for place in self._survey(traces=True).found:
+        for place in self._survey(Places()).found:
             spot = self._spots.find(place)
             if spot is not None and kind_of(thing := spot.get()) == "object":
                 yield place, thing
 
-    def _survey(self, *, traces: bool = False) -> Survey:
-        return Survey(self._spots, self._is_foreign, traces=traces, rebound=self.rebound)
+    def _survey(self, look: Look) -> Survey:
+        return Survey(self._spots, self._is_foreign, look, rebound=self.rebound)
+
+    def _copied(self) -> Survey:
+        return self._survey(Copies(self._is_part, self._is_foreign))
+
+    def _traced(self) -> Survey:
+        traces = Traces(self._is_part, self._is_foreign)
+        survey = self._survey(traces)
+        self.is_incomplete |= traces.is_incomplete
+        return survey
 
     def changed_since(self) -> list[Place]:
         """Places that have changed since the last step that was compared began. Empty while one is."""
@@ -152,7 +166,7 @@ class Comparison:
         last = self._last
         if last is None:
             return []
-        now = self._survey(traces=True)
+        now = self._traced()
         places = [place for place, seen in last.found.items() if place in now.found and now.found[place] != seen]
         for place, names in last.attributes.items():
             new = [(*place, ("attribute", name, "")) for name in sorted(now.attributes.get(place, names) - names)]

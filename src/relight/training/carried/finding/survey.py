@@ -14,15 +14,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
+from relight.training.carried.finding.looks import Look
 from relight.training.carried.finding.places import Spots
-from relight.training.carried.values.parts import Parts, is_part
+from relight.training.carried.values.parts import Parts
 from relight.training.script_files import is_script_file, is_script_module, is_user_type
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
-from relight.training.state.values.cells import cells_state
-from relight.training.state.values.generators import generator_state, stream_state
-from relight.training.state.values.kinds import attributes_of, items_of, kind_of, members_in
-from relight.training.state.values.marks import Mark, gradient_of, remember
+from relight.training.state.values.kinds import items_of, kind_of, members_in
 from relight.training.torch_private.modules import (
     OWN_ATTRIBUTES,
     buffers_in,
@@ -30,29 +28,22 @@ from relight.training.torch_private.modules import (
     modules_in,
     parameters_in,
 )
-from relight.training.torch_private.tensors import version_of
 
 _DEEPEST = 12  # objects, one in another: environments in wrappers in a vector of an agent
-_TRACED_DEEPEST = 4
 _MOST = 5000  # places
-_TRACED = 256  # of those of which no copy is kept
-_TRACED_BYTES = 2**16
-_LONGEST = 5000  # items of one container
 _FEW = 512  # items of a container that is looked into one by one
-_BYTES = 4 * 2**20  # of a larger tensor its version tells
-_MOST_BYTES = 2**28  # copied by one survey
 _OF_DATA = (DataLoader, Dataset, Sampler)
 
 
 class Survey:
-    """The values at each place now, with marks by which changes are seen, or traces, which hold no value."""
+    """All places that can be reached now, with marks by which changes are seen."""
 
     def __init__(
         self,
         spots: Spots,
         is_foreign: Callable[[Any], bool],
+        look: Look,
         *,
-        traces: bool = False,
         enters_data: bool = False,
         rebound: Collection[Place] = (),
     ) -> None:
@@ -61,15 +52,14 @@ class Survey:
         Args:
             spots: where the names are.
             is_foreign: of an object that is not looked into.
-            traces: whether no values are held.
+            look: leaves the marks.
             enters_data: whether loaders, samplers and datasets of libraries are looked into.
             rebound: names that steps bind to another object now and then.
         """
         self._is_foreign = is_foreign
         self._attributes_of = spots.own_attributes
-        self._is_part = functools.partial(is_part, spots.parts)
-        self._traces, self._enters_data = traces, enters_data
-        self._left = _MOST_BYTES  # to be copied
+        self._mark = look
+        self._enters_data = enters_data
         self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
         self.modules: dict[Place, Place] = {}  # of their tensors
         self._seen: set[int] = set()
@@ -95,11 +85,20 @@ class Survey:
         self._ahead.extend((place, value, 0) for place, value in named)
         while self._ahead and len(self.found) < _MOST:
             self._look(*self._ahead.popleft())
+        for place, value, _ in self._ahead:
+            self._look_at_whole(place, value)
         self._ahead.clear()
 
     def _look_later(self, place: Place, value: Any, depth: int) -> None:
         if depth <= _DEEPEST:
             self._ahead.append((place, value, depth))
+        else:
+            self._look_at_whole(place, value)
+
+    def _look_at_whole(self, place: Place, value: Any) -> None:
+        """Mark a value beyond those that are looked at one by one."""
+        if kind_of(value) != "opaque" and id(value) not in self._seen and not self._is_foreign(value):
+            self.found[place] = self._mark.whole(value)
 
     def _look(self, place: Place, value: Any, depth: int) -> None:
         kind = kind_of(value)
@@ -108,10 +107,8 @@ class Survey:
         if isinstance(value, type) and id(value) not in self._seen:
             self._seen.add(id(value))
             self._look_into_class(place, value, depth)
-        if kind == "opaque" and self._traces and isinstance(value, (dict, list, set, deque)):
-            self.found[place] = trace(
-                value, self._is_part
-            )  # of a class of its own: it cannot be carried, but its changes are seen
+        if kind == "opaque" and self._mark.takes(value):
+            self.found[place] = self._mark.contents(value)
             return
         if kind == "opaque" and self._enters_data and isinstance(value, range):
             self.found[place] = value
@@ -122,7 +119,7 @@ class Survey:
         if self._is_foreign(value):
             return
         if kind == "object":
-            self.found[place] = id(value) if self._traces else Mark("opaque", value, None)  # another may take its place
+            self.found[place] = self._mark.identity(value)
             if id(value) not in self._seen:
                 self._seen.add(id(value))
                 attributes = self._attributes_of(value)
@@ -132,8 +129,11 @@ class Survey:
             return
         if kind in ("list", "tuple", "dict", "deque") and holds_objects(value):
             if len(place) > 1:  # code may not show that another one is assigned there
-                self.found[place] = id(value) if self._traces else Mark("opaque", value, None)
-            if id(value) in self._seen or len(value) > _FEW:
+                self.found[place] = self._mark.identity(value)
+            if id(value) in self._seen:
+                return
+            if len(value) > _FEW:
+                self.found[place] = self._mark.whole(value)
                 return
             self._seen.add(id(value))
             pairs = items_of(value) if kind == "dict" else enumerate(members_in(kind, value))
@@ -142,23 +142,7 @@ class Survey:
                     step = ("item", type(key).__name__, str(key))
                     self._look_later((*place, step), one, depth + 1)
             return
-        self.found[place] = trace(value, self._is_part) if self._traces else self._glance(value)
-
-    def _glance(self, value: Any) -> Any:
-        """A mark that tells whether the value changes, and puts it back unless it is large."""
-        kind = kind_of(value)
-        if kind == "opaque" and isinstance(value, torch.Tensor):
-            return Mark("version", value, None if value.is_inference() else version_of(value))
-        if kind in ("tensor", "array"):
-            is_copied = value.nbytes <= min(_BYTES, self._left)
-            if kind == "tensor" and not is_copied:
-                return Mark("version", value, None if value.is_inference() else version_of(value))
-            if not is_copied:
-                return Mark("version", value, None)
-            self._left -= value.nbytes
-        if kind in ("list", "tuple", "dict", "set", "deque", "objects") and len(value) > _LONGEST:
-            return Mark("length", value, len(value))
-        return remember(value, is_part=self._is_part)
+        self.found[place] = self._mark.contents(value)
 
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
         if id(value) in self._seen:
@@ -227,7 +211,7 @@ class Survey:
             if tensor is not None and id(tensor) not in self._seen and not self._is_foreign(tensor):
                 self._seen.add(id(tensor))
                 there = (*place, ("attribute", name, ""))
-                self.found[there] = trace(tensor, self._is_part) if self._traces else self._glance(tensor)
+                self.found[there] = self._mark.contents(tensor)
                 self.modules[there] = place
         for name, inner in modules_in(module).items():
             if inner is not None and id(inner) not in self._seen and not self._is_foreign(inner):
@@ -318,41 +302,3 @@ def holds_objects(value: Any, depth: int = 2) -> bool:
         if depth and kind in ("list", "tuple", "dict", "deque") and holds_objects(one, depth - 1):
             return True
     return False
-
-
-def trace(value: Any, is_part: Callable[[Any], bool] = lambda _: False, depth: int = 0) -> Any:
-    """A mark by which a later look at a value sees whether it is another one, or holds something else.
-
-    `is_part`: of a tensor whose contents are kept otherwise: here it only matters that it is this one.
-    """
-    kind = kind_of(value)
-    if kind in ("plain", "number"):
-        return repr(value) if isinstance(value, (float, complex)) else value
-    if kind == "tensor" and is_part(value):
-        return id(value)
-    if isinstance(value, torch.Tensor):
-        gradient = gradient_of(value)
-        own = None if gradient is None else (id(gradient), version_of(gradient))
-        return id(value), -1 if value.is_inference() else version_of(value), own
-    if kind == "array":
-        return id(value), value.tobytes() if value.nbytes <= _TRACED_BYTES else b""
-    if kind == "bytearray":
-        return id(value), bytes(value)
-    if kind == "cells":
-        return id(value), cells_state(value)
-    if kind == "generator":
-        return id(value), repr(generator_state(value))
-    if kind == "stream":
-        return id(value), stream_state(value)
-    if kind == "opaque" and isinstance(value, (dict, list, set, deque)):
-        kind = "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
-    if kind == "opaque" or depth > _TRACED_DEEPEST or (kind != "object" and len(value) > _TRACED):
-        return id(value), len(value) if hasattr(type(value), "__len__") and kind != "opaque" else 0
-    if kind == "set":
-        return id(value), frozenset(trace(one, is_part, depth + 1) for one in value)
-    pairs: Iterable[tuple[Any, Any]]
-    if kind == "object":
-        pairs = attributes_of(value).items()
-    else:
-        pairs = items_of(value) if kind == "dict" else enumerate(members_in(kind, value))
-    return id(value), tuple((name, trace(one, is_part, depth + 1)) for name, one in pairs)

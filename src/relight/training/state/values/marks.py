@@ -35,6 +35,7 @@ from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import overlaps, with_strides
 
 DEEPEST = 12
+SEEN_ONLY = frozenset({"opaque", "version", "digest"})  # marks of values that are not put back
 _LONG = 256
 _BESIDE = frozenset({"tensor", "list", "deque", "dict", "set"})
 
@@ -120,8 +121,10 @@ def changed(mark: Any, value: Any) -> bool:
         if value.device.type == "cpu":  # versions do not tell of what is changed by `.data`
             return not (same_bits(copied, own))
         return bool(_version(value) != version)
-    if kind in ("growing", "length"):
+    if kind == "growing":
         return bool(len(value) != saved)
+    if kind == "digest":  # beside it lies the function that digests
+        return bool(saved[1](value) != saved[0])
     if kind == "version":
         return isinstance(value, torch.Tensor) and not value.is_inference() and version_of(value) != saved
     if kind in ("list", "deque", "tuple", "set"):
@@ -150,12 +153,17 @@ def _differ(saved: dict[str, Any], now: dict[str, Any]) -> bool:
     return now.keys() != saved.keys() or any(changed(one, now[name]) for name, one in saved.items())
 
 
+def is_undone(mark: Any) -> bool:
+    """Return whether a value is what was remembered. False: it has changed, and no copy of it was kept."""
+    return type(mark) is not Mark or mark.kind not in ("version", "digest") or not changed(mark, mark.value)
+
+
 def put_back(mark: Any) -> Any:
     """Make a value what it was, and return it."""
     if type(mark) is not Mark:
         return mark
     kind, value, saved = mark.kind, mark.value, mark.saved
-    if kind in ("opaque", "version", "length") or not changed(mark, value):
+    if kind in SEEN_ONLY or not changed(mark, value):
         return value
     if mark.attributes is not None and _differ(mark.attributes, own := attributes_beside(value)):
         own.clear()

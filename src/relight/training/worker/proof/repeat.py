@@ -59,6 +59,11 @@ class RepeatCheck:
             self._first = None
         return False
 
+    def see_undone(self, lasting: str | None) -> None:
+        """The attempt is undone. Raises UsageError for a reason why the next one may end with other bits."""
+        if lasting is not None:
+            raise UsageError(lasting)
+
     def _digests(self) -> dict[str, int]:
         """Digests of each tensor and object after the step, by its path."""
         state = self._state

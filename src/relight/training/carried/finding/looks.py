@@ -1,0 +1,110 @@
+"""Marks that a survey leaves at the places it finds: copies, traces that hold no value, or nothing."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from relight.training.state.values.contents import Digests
+from relight.training.state.values.kinds import blocks_in, kind_of
+from relight.training.state.values.marks import Mark, remember
+from relight.training.torch_private.tensors import version_of
+
+_LONGEST = 5000  # items of a container that is copied
+_BYTES = 4 * 2**20  # of a tensor or an array that is copied
+_MOST_BYTES = 2**28  # copied by one survey
+
+
+class Look(Protocol):
+    """Marks of one survey."""
+
+    def identity(self, value: Any) -> Any:
+        """Mark which object it is: another one may take its place."""
+        ...
+
+    def contents(self, value: Any) -> Any:
+        """Mark a value with all that it holds."""
+        ...
+
+    def whole(self, value: Any) -> Any:
+        """Mark a value that is too large, or too far away, for a look at each thing that it holds."""
+        ...
+
+    def takes(self, value: Any) -> bool:
+        """Return whether contents can be marked of a value of a kind that cannot be carried."""
+        ...
+
+
+class Places:
+    """Marks nothing: it only matters which places there are."""
+
+    def identity(self, value: Any) -> None: ...
+
+    def contents(self, value: Any) -> None: ...
+
+    def whole(self, value: Any) -> None: ...
+
+    def takes(self, value: Any) -> bool:
+        return _is_container(value)
+
+
+class Copies:
+    """Marks by which values are put back; those too large for that are digested, so that their changes are seen."""
+
+    def __init__(self, is_part: Callable[[Any], bool], is_foreign: Callable[[Any], bool]) -> None:
+        self._is_part = is_part
+        self._digests = Digests(lambda value: is_part(value) or is_foreign(value))
+        self._left = _MOST_BYTES  # to be copied
+
+    def identity(self, value: Any) -> Mark:
+        return Mark("opaque", value, None)
+
+    def contents(self, value: Any) -> Any:
+        kind = kind_of(value)
+        if kind == "opaque" and isinstance(value, torch.Tensor):
+            return Mark("version", value, None if value.is_inference() else version_of(value))
+        if kind in ("list", "tuple", "dict", "set", "deque", "objects") and len(value) > _LONGEST:
+            return self._digests.mark(value)
+        most = _BYTES if kind in ("tensor", "array") else self._left
+        blocks = {id(one): one for one in blocks_in(value, ("tensor", "array")) if not self._is_part(one)}
+        nbytes = sum(one.nbytes for one in blocks.values())
+        if nbytes > min(most, self._left):
+            return self._digests.mark(value)
+        self._left -= nbytes
+        return remember(value, is_part=self._is_part)
+
+    def whole(self, value: Any) -> Mark:
+        return self._digests.mark(value)
+
+    def takes(self, value: Any) -> bool:  # noqa: ARG002
+        return False
+
+
+class Traces:
+    """Marks to be compared with those of a later survey in this process. They hold no value."""
+
+    def __init__(self, is_part: Callable[[Any], bool], is_foreign: Callable[[Any], bool]) -> None:
+        self._digests = Digests(lambda value: is_part(value) or is_foreign(value))
+
+    @property
+    def is_incomplete(self) -> bool:
+        """True if some of the values did not fit."""
+        return self._digests.is_full
+
+    def identity(self, value: Any) -> int:
+        return id(value)
+
+    def contents(self, value: Any) -> int:
+        return self._digests.of(value)
+
+    def whole(self, value: Any) -> int:
+        return self._digests.of(value)
+
+    def takes(self, value: Any) -> bool:
+        return _is_container(value)
+
+
+def _is_container(value: Any) -> bool:
+    """Return whether it has members, though of a class of a library's."""
+    return isinstance(value, (dict, list, set, deque))

@@ -1,0 +1,150 @@
+"""Values too large to be copied, which code that relight cannot read changes: seen, and told where not undone."""
+
+from pathlib import Path
+
+import pytest
+
+from relight.transfer.io.codec import decode_tree
+from tests.training.carried_loop import Loop, run_script
+
+SCRIPT = """
+import numpy as np
+import torch
+from array import array
+from collections import OrderedDict, UserList, deque
+
+class Thing:
+    def __init__(self, value=0.0):
+        self.value = value
+
+def nested(depth):
+    value = Thing()
+    for _ in range(depth):
+        value = Thing(value)
+    return value
+
+def innermost(value):
+    while isinstance(value.value, Thing):
+        value = value.value
+    return value
+
+def shown(value):
+    if isinstance(value, Thing):
+        return {name: shown(one) for name, one in vars(value).items()}
+    if isinstance(value, torch.Tensor):
+        return shown(value.float().numpy())
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.tobytes()
+    if isinstance(value, (list, deque)):
+        return [shown(one) for one in value]
+    return list(value.items()) if isinstance(value, dict) else repr(value)
+
+def filled(count):
+    thing = Thing()
+    vars(thing).update((f"n{index}", 0.0) for index in range(count))
+    return thing
+
+def run():
+    large = MAKE
+    def act(step):
+        CHANGE
+    acts = [act]
+    CARRY
+    for step in steps():
+        with step as value:
+            if step.number in (FIRST, 30):
+                eval("acts[0](1)", {"acts": acts})
+            step.end()
+    return shown(large)
+result = run()
+"""
+
+LARGE = {  # made, changed
+    "tensor": ("torch.zeros(2**20 + 8)", "large[3] += 1"),
+    "tensor by data": ("torch.zeros(2**20 + 8)", "large.data[3] += 1"),
+    "tensors in a list": ("[torch.zeros(2**20) for _ in range(65)]", "large[3].data[3] += 1"),
+    "strides": ("torch.zeros(2**11, 2**10).t()", "large.data[3] += 1"),
+    "expanded": ("torch.zeros(2**21, 1, 1).expand(-1, 1, 2)", "large.data.select(2, 0)[3] += 1"),
+    "bfloat16": ("torch.zeros(2**22, dtype=torch.bfloat16)", "large.data[-1] += 1"),
+    "inference": ("torch.inference_mode()(torch.zeros)(2**21)", "large.data.numpy()[3] += 1"),
+    "array": ("np.zeros(2**19 + 8)", "large[3] += 1"),
+    "array of records": ("np.zeros(2**18, dtype=[('a', 'f8'), ('b', 'f8')])", "large['b'][3] += 1"),
+    "array of objects": ("np.array([[0.0]] * 6000 + [None], dtype=object)", "large[3][0] += 1"),
+    "list": ("[0.0] * 6000", "large[3] += 1"),
+    "list of lists": ("[[0.0, i] for i in range(6000)]", "large[5999][0] += 1"),
+    "list of objects": ("[Thing() for _ in range(600)]", "large[-1].value += 1"),
+    "list of arrays": ("[np.zeros(3) for _ in range(6000)]", "large[-1][0] += 1"),
+    "list of numbers of NumPy": ("[np.float64(0)] * 6000", "large[3] = large[3] + 1"),
+    "order": ("list(range(6000))", "large.reverse()"),
+    "equal numbers": ("[1] * 6000", "large[3] = 1.0"),
+    "dict": ("{i: 0.0 for i in range(6000)}", "large[3] += 1"),
+    "order of keys": ("OrderedDict((i, 0.0) for i in range(6000))", "large.move_to_end(3)"),
+    "dict of dicts": ("{str(i): {'n': 0} for i in range(600)}", "large['3']['n'] += 1"),
+    "deque": ("deque(range(6000), maxlen=6000)", "large.append(0)"),
+    "set": ("set(range(6000))", "large.discard(3); large.add(-1)"),
+    "deep objects": ("nested(15)", "innermost(large).value += 1"),
+    "places": ("filled(6000)", "large.n5999 += 1"),
+}
+
+MIDDLE = {
+    "tensor": ("torch.zeros(2**16)", "large.data[3] += 1"),
+    "array": ("np.zeros(2**16)", "large[3] += 1"),
+    "list": ("[0.0] * 300", "large[3] += 1"),
+    "list of lists": ("[[[[[[0.0]]]]]]", "large[0][0][0][0][0][0] += 1"),
+    "deque": ("deque(range(300), maxlen=300)", "large.append(0)"),
+    "bytearray": ("bytearray(2**16)", "large[3] += 1"),
+}
+
+
+def script(case: tuple[str, str], first: int, carry: str = "pass") -> str:
+    made, change = case
+    text = SCRIPT.replace("MAKE", made).replace("CHANGE", change).replace("FIRST", str(first))
+    return text.replace("CARRY", carry)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_an_undone_step_changed_is_undone_or_told(name: str, tmp_path: Path) -> None:
+    whole, loop = Loop(until=4), Loop(until=4, fails_at=1)
+    expected = run_script(script(LARGE[name], 1), whole, tmp_path)
+    assert whole.doubt is None
+    found = run_script(script(LARGE[name], 1), loop, tmp_path)
+    if found != expected:
+        assert "large" in str(loop.doubt)
+        assert "too large" in str(loop.doubt)
+
+
+@pytest.mark.parametrize("case", [*LARGE.values(), *MIDDLE.values()], ids=[*LARGE, *MIDDLE])
+def test_a_first_change_after_the_first_steps_is_told_at_a_failure(case: tuple[str, str], tmp_path: Path) -> None:
+    loop = Loop(until=8, fails_at=6)
+    run_script(script(case, 5), loop, tmp_path)
+    assert "large" in str(loop.doubt)
+    assert "first time after its first steps" in str(loop.doubt)
+
+
+@pytest.mark.parametrize("case", [*LARGE.values(), *MIDDLE.values()], ids=[*LARGE, *MIDDLE])
+def test_a_replacement_gets_it_or_that_is_told(case: tuple[str, str], tmp_path: Path) -> None:
+    first = Loop(until=4)
+    expected = run_script(script(case, 1), first, tmp_path)
+    second = Loop(until=4, begins_at=3, tree=decode_tree(first.kept[3]))
+    assert run_script(script(case, 1), second, tmp_path) == expected or any("large" in text for text in first.said)
+
+
+@pytest.mark.parametrize("carry", ["carry('large')", "carry(ignore=('large',))"])
+def test_what_the_script_says_of_it_counts(carry: str, tmp_path: Path) -> None:
+    loop = Loop(until=4, fails_at=1)
+    run_script(script(LARGE["array"], 1, carry), loop, tmp_path)
+    assert loop.doubt is None
+
+
+def test_a_file_that_is_mapped_is_not_read(tmp_path: Path) -> None:
+    """Data in files may be larger than memory; a change of it is state in a file."""
+    made = "torch.from_numpy(np.memmap(PATH, 'u1', 'w+', shape=2**23))".replace("PATH", repr(str(tmp_path / "data")))
+    loop = Loop(until=4, fails_at=1)
+    run_script(script((made, "large.data[3] += 1"), 1), loop, tmp_path)
+    assert loop.doubt is None
+
+
+def test_what_is_not_compared_is_said(tmp_path: Path) -> None:
+    loop = Loop(until=4)
+    run_script(script(("[Thing() for _ in range(2**16)]", "pass"), 1), loop, tmp_path)
+    assert [text for text in loop.said if "too many" in text]
