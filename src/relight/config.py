@@ -180,14 +180,15 @@ def read_shared_token(asked: str | None) -> bytes:
             "several hosts need a secret that they share: put the same random file, readable by you alone, on every "
             "host (head -c 32 /dev/urandom | base64 > token; chmod 600 token) and give it with --token-file"
         )
+    named = f"{'--token-file' if asked else TOKEN_FILE} {path}"
     try:
         found, token = os.stat(path), Path(path).read_bytes().strip()
     except OSError as error:
-        raise UsageError(f"--token-file {path}: {error.strerror or error}") from error
+        raise UsageError(f"{named}: {error.strerror or error}") from error
     if found.st_mode & 0o077 and not _is_lent_by_group(found):
-        raise UsageError(f"--token-file {path} can be read by others; chmod 600 it")
+        raise UsageError(f"{named} can be read by others; chmod 600 it")
     if len(token) < MIN_TOKEN_BYTES:
-        raise UsageError(f"--token-file {path} holds {len(token)} bytes; at least {MIN_TOKEN_BYTES} are needed")
+        raise UsageError(f"{named} holds {len(token)} bytes; at least {MIN_TOKEN_BYTES} are needed")
     return token
 
 

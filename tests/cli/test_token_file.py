@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from relight.config import read_shared_token
+from relight.errors import UsageError
+from relight.server.supply.choose import TOKEN_FILE
+
 GROUP = 54321
 READ = "import sys; from relight.config import read_shared_token; read_shared_token(sys.argv[1])"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another group")
@@ -40,3 +44,11 @@ def test_a_file_that_root_lends_to_a_group_is_accepted(
     os.chown(token, owner, group)
     token.chmod(mode)
     assert ("can be read by others" not in read_as((GROUP,), token)) is accepted
+
+
+def test_what_is_wrong_is_said_of_the_flag_or_of_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "absent"))
+    with pytest.raises(UsageError, match=rf"{TOKEN_FILE} .*absent: No such file"):
+        read_shared_token(None)
+    with pytest.raises(UsageError, match=r"--token-file .*: Is a directory"):
+        read_shared_token(str(tmp_path))

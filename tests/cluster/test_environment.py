@@ -243,13 +243,18 @@ def test_ports() -> None:
         arguments = given()
         complete_flags(arguments, {**torchrun(2, 1), "PET_MASTER_ADDR": address})
         assert arguments.rdzv_endpoint == endpoint
+    with pytest.raises(UsageError, match="PET_RDZV_ENDPOINT=n1:1:2: expected HOST:PORT"):
+        read_head({"PET_RDZV_ENDPOINT": "n1:1:2"})
 
 
 def test_a_list_that_only_slurm_understands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="no scontrol on the PATH"):
         expand_list("bgq[000x111]")
-    for answer, words in (("echo a1; echo a2", ""), ("echo 'Invalid hostlist' >&2; exit 1", "Invalid hostlist")):
+    for answer, words in (
+        ("echo a1; echo a2", ""),
+        ("(echo 'Invalid'; echo hostlist) >&2; exit 1", "Invalid hostlist"),
+    ):
         command = tmp_path / "scontrol"
         command.write_text(f"#!/bin/sh\n{answer}\n")
         command.chmod(0o755)

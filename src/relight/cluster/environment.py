@@ -134,8 +134,10 @@ def _kubernetes_rank(environment: Environment) -> Reading[int]:
 
 def _heads(environment: Environment, expand_list: Expand) -> Iterator[Reading[str]]:
     if endpoint := environment.get("PET_RDZV_ENDPOINT", ""):
-        host = endpoint.rpartition(":")[0] if ":" in endpoint else endpoint
-        yield Reading(host.removeprefix("[").removesuffix("]"), "PET_RDZV_ENDPOINT")
+        host = (endpoint.rpartition(":")[0] if ":" in endpoint else endpoint).removeprefix("[").removesuffix("]")
+        if ":" in host and not _is_address(host):
+            raise UsageError(f"{_quote('PET_RDZV_ENDPOINT', environment)}: expected HOST:PORT")
+        yield Reading(host, "PET_RDZV_ENDPOINT")
     for name in ("PET_MASTER_ADDR", "MASTER_ADDR", "LWS_LEADER_ADDRESS"):
         if environment.get(name):
             yield Reading(environment[name], name)

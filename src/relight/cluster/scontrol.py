@@ -5,6 +5,7 @@ import subprocess
 from relight.cluster.node_list import expand
 
 PATIENCE_SECONDS = 10.0
+MAX_WORDS = 300  # characters of Slurm's own words
 
 
 def expand_list(text: str) -> tuple[str, ...]:
@@ -18,7 +19,7 @@ def expand_list(text: str) -> tuple[str, ...]:
         except FileNotFoundError:
             raise ValueError(f"{error}, and there is no scontrol on the PATH") from None
         except (OSError, subprocess.SubprocessError) as failure:
-            said = (getattr(failure, "stderr", "") or str(failure)).strip()
+            said = " ".join((getattr(failure, "stderr", "") or str(failure)).split())[:MAX_WORDS]
             raise ValueError(f"{error}, and scontrol: {said}") from None
         if not (hosts := tuple(found.stdout.split())):
             raise ValueError(f"{error}, and scontrol names no host") from None
