@@ -12,6 +12,7 @@ import pytest
 from relight.core.account.report import decode_report
 from tests.clusters.quick_start import quick_start
 from tests.clusters.slurm import ENDS, Slurm, SlurmJob, why_not
+from tests.hosts.cluster import kill_at_once
 from tests.survival.harness import PATIENCE, PROGRAMS, Bench, Outcome, Training
 from tests.survival.judge import check_survived
 
@@ -195,6 +196,20 @@ def test_the_controller_moves_when_the_first_node_is_lost(
     slurm.bring_back("n1")
     assert [(f.rank, f.kind) for f in outcome.report.failures] == [(0, "host lost")], outcome.describe()
     assert outcome.report.controller_restarts == 1, outcome.describe()
+
+
+def test_a_job_whose_srun_is_killed_trains_on(slurm: Slurm, tmp_path: Path, reference: Outcome) -> None:
+    job = SlurmJob(slurm, tmp_path, TRAINING)
+    job.until_it_trains()
+    kill_at_once(process for process in slurm.processes("n1") if process.name() == "srun")
+    job.wait_until(lambda: "srun was killed: the nodes go on without it" in job.output(), "it is said")
+    job.release()
+    seconds = job.wait_until(lambda: slurm.job_state(job.number) == "COMPLETED", "Slurm knows of the end")
+    print(f"srun killed: Slurm has the job as completed {seconds:.1f} s after it was told to go on")
+    outcome = job.wait()
+    check_survived(outcome, reference)
+    job.check_nothing_is_left()
+    assert not outcome.report.failures, outcome.describe()
 
 
 def test_a_job_without_a_controller_is_queued_again(slurm: Slurm, tmp_path: Path, reference: Outcome) -> None:

@@ -63,8 +63,8 @@ class Node:
         journal.close()
         announce(self.run_dir, host, 29400)
 
-    def start(self, status: int) -> subprocess.Popen[str]:
-        command = (sys.executable, "-m", "relight.launch.submit.slurm_end", str(self.run_dir), str(status))
+    def start(self, status: int, *more: str) -> subprocess.Popen[str]:
+        command = (sys.executable, "-m", "relight.launch.submit.slurm_end", str(self.run_dir), str(status), *more)
         self._process = subprocess.Popen(command, env=self.environment, stderr=subprocess.PIPE, text=True)
         return self._process
 
@@ -150,3 +150,29 @@ def test_a_job_that_cannot_be_queued_again_is_cancelled(node: Node) -> None:
     process.kill()
     assert process.stderr is not None
     assert "Requested operation is presently disabled" in process.stderr.read()
+
+
+STEPS = "echo '  42.batch batch all me 0:10 n1'; echo '      42.0 bash all me 0:09 n[1-4]'"
+
+
+@pytest.mark.parametrize("node", [1], indirect=True)
+@pytest.mark.parametrize(("error", "status"), [("", 0), ("it raised", 137)])
+def test_when_srun_was_killed_the_batch_script_waits_for_its_nodes(node: Node, error: str, status: int) -> None:
+    node.has("squeue", STEPS)
+    process = node.start(137, "srun")
+    node.await_calls(lambda calls: len(calls) >= 2)
+    node.has("squeue", "echo 'slurm is away' >&2; exit 1")
+    node.await_calls(lambda calls: len(calls) >= 4)
+    assert process.poll() is None
+    node.run_ended(error)
+    node.has("squeue", "echo '42.batch batch all me 0:20 n1'")
+    assert process.wait(DEADLINE_SECONDS) == status
+    assert set(node.calls()) == {"squeue --noheader --jobs=42 --steps"}
+
+
+@pytest.mark.parametrize("node", [1], indirect=True)
+@pytest.mark.parametrize(("given", "does"), [(1, STEPS), (137, "echo '42.batch batch all me 0:20 n1'")])
+def test_the_batch_script_waits_for_nothing_else(node: Node, given: int, does: str) -> None:
+    node.has("squeue", does)
+    assert node.start(given, "srun").wait(DEADLINE_SECONDS) == given
+    assert len(node.calls()) == (given == 137)

@@ -43,11 +43,15 @@ on_node() {{
     {ending} "runs/$SLURM_JOB_ID" "$?"
 }}
 export -f on_node
-srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c on_node &
-step=$!
-wait "$step"; status=$?
-while kill -0 "$step" 2>/dev/null; do wait "$step"; status=$?; done
-{ending} "runs/$SLURM_JOB_ID" "$status"; status=$?
+# Run a command to its end, though signals are handled meanwhile.
+through() {{
+    "$@" &
+    local child=$!
+    wait "$child"; status=$?
+    while kill -0 "$child" 2>/dev/null; do wait "$child"; status=$?; done
+}}
+through srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c on_node
+through {ending} "runs/$SLURM_JOB_ID" "$status" srun
 [ -z "$again" ] || [ "$status" -eq 0 ] || scontrol requeue "$SLURM_JOB_ID"
 exit "$status"
 """

@@ -1,7 +1,11 @@
-"""`python -m relight.launch.submit.slurm_end RUN_DIR STATUS`: after `relight run`, in a batch script of Slurm.
+"""`python -m relight.launch.submit.slurm_end RUN_DIR STATUS [srun]`, in a batch script of Slurm.
 
-A batch script and its srun run on the first node of a job. If that node is lost, a job with `--no-kill` stays in the
-queue as running, with nothing in it, until its time limit: so the first node that is left has Slurm queue it again.
+On a node, after `relight run`: a batch script and its srun run on the first node of a job. If that node is lost, a job
+with `--no-kill` stays in the queue as running, with nothing in it, until its time limit: so the first node that is left
+has Slurm queue it again.
+
+In the script itself, after srun: if that alone was killed, the nodes train on, and the script waits for them, since
+Slurm ends them with it.
 """
 
 import os
@@ -11,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from relight.cluster.allocation import SlurmError, ask_slurm, nodes_now
+from relight.cluster.allocation import NoSlurmError, SlurmError, ask_slurm, nodes_now
 from relight.cluster.scontrol import expand_list
 from relight.server.records.earlier import has_ended, has_finished
 from relight.wire.connection.address import read_address
@@ -20,6 +24,8 @@ LOOK_SECONDS = 2.0  # on the second node; later ones look less often, since only
 LONGEST_LOOK_SECONDS = 60.0
 REQUEUE_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
+KILLED = 128  # exit statuses above this one are of a signal
+LAST_SECONDS = 60.0  # for what a node does after the end of the job
 
 
 def main(arguments: list[str]) -> int:
@@ -29,11 +35,36 @@ def main(arguments: list[str]) -> int:
     """
     run_dir, status = Path(arguments[0]), int(arguments[1])
     environment = os.environ
-    if environment.get("SLURM_NODEID", "0") != "0" and not _ended_on_first_node(run_dir, environment):
+    if arguments[2:]:
+        if status > KILLED:
+            _outlive_srun(run_dir, environment)
+    elif environment.get("SLURM_NODEID", "0") != "0" and not _ended_on_first_node(run_dir, environment):
         while not _is_srun_there(environment):
             _end_if_first(environment)
             time.sleep(min(LOOK_SECONDS * int(environment["SLURM_NODEID"]), LONGEST_LOOK_SECONDS))
     return 0 if has_finished(run_dir) else status
+
+
+def _outlive_srun(run_dir: Path, environment: Mapping[str, str]) -> None:
+    """Wait for the nodes, which train on after srun was killed, as long as Slurm has their step."""
+    step, ended_at = f"{environment.get('SLURM_JOB_ID', '')}.0", None
+    if not _has_step(step):
+        return
+    _say(f"srun was killed: the nodes go on without it; what they print from now on is in {run_dir}/logs alone")
+    while _has_step(step) and (ended_at is None or time.monotonic() < ended_at + LAST_SECONDS):
+        if ended_at is None and has_ended(run_dir):
+            ended_at = time.monotonic()
+        time.sleep(LOOK_SECONDS)
+
+
+def _has_step(step: str) -> bool:
+    """Return whether Slurm still has this step; also if it does not answer, as it ends what is left in time."""
+    try:
+        return step in ask_slurm("squeue", "--noheader", f"--jobs={step.partition('.')[0]}", "--steps").split()
+    except NoSlurmError:
+        return False
+    except SlurmError:
+        return True
 
 
 def _ended_on_first_node(run_dir: Path, environment: Mapping[str, str]) -> bool:
