@@ -10,6 +10,7 @@ import pytest
 
 from relight.training.checkpoint.files import place_of, published
 from relight.wire.settings import read_settings
+from tests.survival.conftest import fill
 from tests.survival.harness import Bench, Outcome, Training, send
 from tests.survival.judge import check_protocol
 
@@ -304,6 +305,25 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(bench: B
     assert "no checkpoint of step 4" in outcome.stderr
     assert "Training goes on" in outcome.stderr
     assert published(root) == [6]
+
+
+def test_checkpoints_that_a_full_disk_has_no_room_for_leave_nothing_there(
+    bench: Bench, tmp_path: Path, small_disk: Path
+) -> None:
+    root = small_disk / "checkpoints"
+    training = Training(ranks=2, steps=205, arguments=("--pause", "0.1", "--hold-at", "200"))
+    with bench.start(with_checkpoints(training, root, 2), standbys=0) as job:
+        job.wait_until(lambda: bool(published(root)), "a checkpoint was written")
+        ballast = fill(small_disk)
+        job.wait_until(lambda: "No space left on device. Training goes on" in job.messages(), "one was not")
+        full = published(root)[0]
+        ballast.unlink()
+        job.wait_until(lambda: published(root)[0] > full + 2, "there is room again")
+        job.release()
+        outcome = job.wait()
+    check_same_end(outcome, bench.reference(replace(training, arguments=())))
+    assert published(root)[0] == 205
+    assert [path.name for path in root.iterdir() if path.name.endswith("incomplete")] == []
 
 
 def test_a_rank_that_leaves_a_checkpoint_out_is_not_waited_for(bench: Bench, tmp_path: Path) -> None:

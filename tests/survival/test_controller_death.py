@@ -4,19 +4,17 @@ The exact places come from relight/server/faults.py: before and after what the j
 outside then strikes at random.
 """
 
-import os
 import random
 import re
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from relight.server.job.faults import ENVIRONMENT
+from tests.survival.conftest import fill
 from tests.survival.harness import PATIENCE, Bench, Job, Outcome, Training, send
 from tests.survival.judge import check_survived
 
@@ -254,33 +252,6 @@ def test_without_launcher_and_controller_nothing_is_left(bench: Bench) -> None:
 
 
 # --- a full disk ----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
-    mount = tmp_path / "disk"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(mount)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a file system")
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", "--lazy", str(mount)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """Take all room that is left; returns the file that has it."""
-    ballast = disk / "ballast"
-    with ballast.open("ab", buffering=0) as file:
-        for size in (4096, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                continue
-    return ballast
-
-
 def start_on(job_directory: Path, disk: Path, training: Training) -> Job:
     """A job whose run directory lies on this disk."""
     return Job(job_directory, training, flags=FLAGS, run_dir=disk / "run")

@@ -1,5 +1,6 @@
 """Directories of checkpoints: what counts as a part of one, and what does not."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,34 @@ def test_none_that_is_not_trusted_is_left_complete_or_not(tmp_path: Path) -> Non
     (tmp_path / "notes.txt").touch()
     files.discard(tmp_path, 20)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "step-0000000010"]
+
+
+def names(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.glob("*/*"))
+
+
+def test_what_a_rank_could_not_finish_takes_no_room(tmp_path: Path) -> None:
+    """The disk was full while the tensors, or what is to be said of them, were written. Others keep their files."""
+    site = tmp_path / "step-0000000004.now-0.incomplete"
+    files.write_part(tmp_path, 4, "now-0", 1, PART, [WEIGHT])
+    for begun in ("__0_0.distcp", f"part-0.msgpack.{os.getpid()}.part", "__10_0.distcp"):
+        (site / begun).write_bytes(b"half")
+    files.withdraw(tmp_path, 4, "now-0", 0)
+    left = ("__10_0.distcp", "__1_0.distcp", "left-out-0", "part-1.msgpack")
+    assert names(tmp_path) == sorted(f"{site.name}/{name}" for name in left)
+    files.withdraw(tmp_path, 4, "now-0", 1)  # its part is whole: another one may count on it
+    assert files.has_part(tmp_path, 4, "now-0", 1)
+    assert "__1_0.distcp" in " ".join(names(tmp_path))
+
+
+def test_earlier_checkpoints_that_will_never_be_whole_are_cleared(tmp_path: Path) -> None:
+    for version, history in ((2, "now-0"), (4, "now-0"), (6, "now-0"), (2, "before-0")):
+        files.write_part(tmp_path, version, history, 0, PART, [WEIGHT])
+    for version, history in ((2, "now-0"), (6, "now-0"), (2, "before-0")):
+        files.leave_out(tmp_path, version, history, 1)
+    (tmp_path / "step-0000000001.now-0.incomplete").touch()  # of nobody
+    files.clear(tmp_path, 6, "now-0")
+    assert not files.has_part(tmp_path, 2, "now-0", 0)
+    assert files.has_part(tmp_path, 4, "now-0", 0)  # some rank may still be writing it
+    assert files.has_part(tmp_path, 6, "now-0", 0)
+    assert files.has_part(tmp_path, 2, "before-0", 0)

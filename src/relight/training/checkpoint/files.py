@@ -121,6 +121,28 @@ def leave_out(root: Path, version: int, history: str, rank: int) -> None:
         (place / _left_out_name(rank)).touch()
 
 
+def withdraw(root: Path, version: int, history: str, rank: int) -> None:
+    """Remove the files that this rank has begun and could not finish, and mark the checkpoint as left out.
+
+    So a full disk does not stay full because of them. Never raises.
+    """
+    place = _building_site(root, version, history)
+    begun = [] if (place / _part_name(rank)).exists() else [f"__{rank}_*"]
+    with contextlib.suppress(OSError):
+        for path in [path for pattern in (*begun, f"*.{os.getpid()}.part") for path in place.glob(pattern)]:
+            path.unlink(missing_ok=True)
+        leave_out(root, version, history, rank)
+
+
+def clear(root: Path, version: int, history: str) -> None:
+    """Remove what there is of earlier checkpoints of this history that some rank has left out. Never raises."""
+    with contextlib.suppress(OSError):
+        for place in root.glob(f"step-*.{history}.incomplete"):
+            match = _NAME.fullmatch(place.name)
+            if match is not None and int(match[1]) < version and any(place.glob(_left_out_name("*"))):
+                shutil.rmtree(place, ignore_errors=True)
+
+
 def is_left_out(root: Path, version: int, history: str, rank: int) -> bool:
     """Return whether that rank writes no part of a checkpoint that is not complete."""
     return (_building_site(root, version, history) / _left_out_name(rank)).exists()

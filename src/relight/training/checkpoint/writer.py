@@ -107,6 +107,8 @@ class CheckpointWriter:
         def write() -> None:
             try:
                 self._tell_left_out(schedule.root)
+                if rank == 0:
+                    files.clear(schedule.root, version, history)
                 if private is not None:
                     files.write_private(schedule.root, version, history, rank, private)
                 if copy is not None:
@@ -121,6 +123,7 @@ class CheckpointWriter:
             except (OSError, CheckpointError, RuntimeError, MemoryError) as error:  # a full disk, mostly
                 text = f"no checkpoint of step {version} in {schedule.root}: {error}. Training goes on"
                 self._runtime.notices.say(text, text)
+                files.withdraw(schedule.root, version, history, rank)
 
         self._thread = threading.Thread(target=write, name="relight-checkpoint", daemon=True)
         self._thread.start()
