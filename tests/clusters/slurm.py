@@ -222,6 +222,18 @@ class Slurm:
         self.wait_until(lambda: self.states().get(node) == "idle", f"{node} is back")
         self._lost.discard(node)
 
+    def complaints(self) -> str:
+        """The newest lines of its daemons' logs, without those that only inform, and the neighbours of each node."""
+        found = []
+        for log in sorted(self.base.glob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()[-200:]
+            found += [f"{log.stem}: {line}" for line in lines if re.search(r"error|fatal|warning", line)][-15:]
+        for node in NODES:
+            command = ("ip", "-n", self.network.namespaces[node], "neighbour")
+            said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            found.append(f"{node}: {'; '.join(said.splitlines())}")
+        return "\n".join(found)
+
     def clear(self) -> None:
         """Make it as new after a test that failed: no job is left, and every node takes one."""
         self.ask("scontrol", "update", "partitionname=all", "state=up")
@@ -380,6 +392,8 @@ class SlurmJob:
     def describe(self) -> str:
         """Everything that helps to understand a job that went wrong."""
         logs = "".join(path.read_text(errors="replace")[-1500:] for path in self.run_dir.glob("logs/ordered-*.out"))
+        slurm = self._slurm
         return (
-            f"{self._slurm.states()}\n{self._slurm.queue()}\n{self.output()[-5000:]}\n{logs}\n{self.journal()[-1500:]}"
+            f"{slurm.states()}\n{slurm.queue()}\n{self.output()[-5000:]}\n{logs}\n{self.journal()[-1500:]}\n"
+            f"{slurm.complaints()}"
         )
