@@ -11,7 +11,8 @@ import pytest
 
 from relight.core.account.report import decode_report
 from tests.clusters.quick_start import quick_start
-from tests.clusters.slurm import ENDS, Slurm, SlurmJob, why_not
+from tests.clusters.slurm import ENDS, Slurm, why_not
+from tests.clusters.slurm_job import SlurmJob
 from tests.hosts.cluster import kill_at_once
 from tests.survival.harness import PATIENCE, PROGRAMS, Bench, Outcome, Training
 from tests.survival.judge import check_survived
