@@ -106,7 +106,7 @@ def test_earlier_checkpoints_that_will_never_be_whole_are_cleared(tmp_path: Path
         files.write_part(tmp_path, version, history, 0, PART, [WEIGHT])
     for version, history in ((2, "now-0"), (6, "now-0"), (2, "before-0")):
         files.leave_out(tmp_path, version, history, 1)
-    (tmp_path / "step-0000000001.now-0.incomplete").touch()  # of nobody
+    (tmp_path / "step-0000000001.now-0.incomplete").touch()  # a file and no directory
     files.clear(tmp_path, 6, "now-0")
     assert not files.has_part(tmp_path, 2, "now-0", 0)
     assert files.has_part(tmp_path, 4, "now-0", 0)  # some rank may still be writing it
