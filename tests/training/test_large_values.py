@@ -32,7 +32,9 @@ def shown(value):
     if isinstance(value, Thing):
         return {name: shown(one) for name, one in vars(value).items()}
     if isinstance(value, torch.Tensor):
-        return shown(value.float().numpy())
+        if value.is_nested:
+            return [shown(one) for one in value.unbind()]
+        return shown(value.to_dense().float().numpy())
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.tobytes()
     if isinstance(value, (list, deque)):
@@ -67,6 +69,9 @@ LARGE = {  # made, changed
     "expanded": ("torch.zeros(2**21, 1, 1).expand(-1, 1, 2)", "large.data.select(2, 0)[3] += 1"),
     "bfloat16": ("torch.zeros(2**22, dtype=torch.bfloat16)", "large.data[-1] += 1"),
     "inference": ("torch.inference_mode()(torch.zeros)(2**21)", "large.data.numpy()[3] += 1"),
+    "sparse tensor": ("torch.zeros(3).to_sparse().coalesce() + torch.eye(3)[0].to_sparse()", "large.add_(large)"),
+    "values of a sparse tensor": ("torch.eye(3).to_sparse().coalesce()", "large.values().data[1] += 1"),
+    "nested tensor": ("torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])", "large[1].add_(1)"),
     "array": ("np.zeros(2**19 + 8)", "large[3] += 1"),
     "array of records": ("np.zeros(2**18, dtype=[('a', 'f8'), ('b', 'f8')])", "large['b'][3] += 1"),
     "array of objects": ("np.array([[0.0]] * 6000 + [None], dtype=object)", "large[3][0] += 1"),

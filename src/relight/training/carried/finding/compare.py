@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.looks import Copies, Look, Places, Traces
 from relight.training.carried.finding.places import MISSING, Spots
@@ -16,6 +18,7 @@ from relight.training.carried.finding.watch import Watch
 from relight.training.carried.values.parts import is_part
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
+from relight.training.torch_private.tensors import components_of
 
 FIRST_STEPS = 3
 
@@ -130,7 +133,7 @@ class Comparison:
         for place, mark in before.found.items():
             spot = None if is_covered(place) else self._spots.find(place)
             if spot is not None and changed(mark, value := spot.get()) and not _is_kept_with_module(place, value):
-                yield Change(place, mark, getattr(value, "nbytes", 0), before.modules.get(place))
+                yield Change(place, mark, _bytes_of(value), before.modules.get(place))
         for place, names in before.attributes.items():
             spot = self._spots.find(place)
             for name in self._spots.own_attributes(spot.get()).keys() - names if spot is not None else ():
@@ -177,6 +180,10 @@ class Comparison:
 def _is_kept_with_module(place: Place, value: Any) -> bool:
     """Return whether an attribute of a module that was handed over now has a value that is kept with the module."""
     return place[0][0] == "inner" and len(place) == 2 and is_kept_with_modules(place[1][1], value)
+
+
+def _bytes_of(value: Any) -> int:
+    return sum(part.nbytes for part in components_of(value)) if isinstance(value, torch.Tensor) else 0
 
 
 def _is_of_torch(place: Place) -> bool:

@@ -4,12 +4,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
-
 from relight.training.state.values.contents import Digests
 from relight.training.state.values.kinds import blocks_in, kind_of
 from relight.training.state.values.marks import Mark, remember
-from relight.training.torch_private.tensors import version_of
 
 _LONGEST = 5000  # items of a container that is copied
 _BYTES = 4 * 2**20  # of a tensor or an array that is copied
@@ -62,8 +59,8 @@ class Copies:
 
     def contents(self, value: Any) -> Any:
         kind = kind_of(value)
-        if kind == "opaque" and isinstance(value, torch.Tensor):
-            return Mark("version", value, None if value.is_inference() else version_of(value))
+        if kind == "opaque":
+            return self._digests.mark(value)
         if kind in ("list", "tuple", "dict", "set", "deque", "objects") and len(value) > _LONGEST:
             return self._digests.mark(value)
         most = _BYTES if kind in ("tensor", "array") else self._left

@@ -107,7 +107,8 @@ class Survey:
         if isinstance(value, type) and id(value) not in self._seen:
             self._seen.add(id(value))
             self._look_into_class(place, value, depth)
-        if kind == "opaque" and self._mark.takes(value):
+        is_known = isinstance(value, torch.Tensor) or self._mark.takes(value)
+        if kind == "opaque" and is_known and not self._is_foreign(value):
             self.found[place] = self._mark.contents(value)
             return
         if kind == "opaque" and self._enters_data and isinstance(value, range):

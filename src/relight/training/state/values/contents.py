@@ -18,7 +18,7 @@ from relight.training.state.values.cells import cells_state
 from relight.training.state.values.generators import generator_state, stream_state
 from relight.training.state.values.kinds import PLAIN, attributes_of, items_of, kind_of, members_in
 from relight.training.state.values.marks import Mark, gradient_of
-from relight.training.torch_private.tensors import version_of
+from relight.training.torch_private.tensors import components_of, version_of
 from relight.transfer.io.codec import host_copy, local_part, raw_bytes
 
 _MOST_BYTES = 2**31  # digested in one look: a fifth of a second
@@ -205,9 +205,9 @@ class _Digest:
         gradient = gradient_of(tensor)
         if gradient is not None:
             self._ahead.append(gradient)
-        own = local_part(tensor)
-        if kind_of(tensor) == "opaque" or own.is_meta or own.device.type != "cpu" or not self._look_into_bytes(own):
-            self._add(-1 if tensor.is_inference() else version_of(tensor))
+        for part in [local_part(tensor)] if kind_of(tensor) == "tensor" else components_of(tensor.detach()):
+            if part.is_meta or part.device.type != "cpu" or not self._look_into_bytes(part):
+                self._add(-1 if part.is_inference() else version_of(part))
 
     def _look_into_bytes(self, tensor: torch.Tensor) -> bool:
         """Add the elements of a tensor in host memory. False: they do not fit, or are a file."""

@@ -35,7 +35,7 @@ from relight.transfer.io.codec import local_part
 from relight.transfer.io.strides import overlaps, with_strides
 
 DEEPEST = 12
-SEEN_ONLY = frozenset({"opaque", "version", "digest"})  # marks of values that are not put back
+SEEN_ONLY = frozenset({"opaque", "digest"})  # marks of values that are not put back
 _LONG = 256
 _BESIDE = frozenset({"tensor", "list", "deque", "dict", "set"})
 
@@ -125,8 +125,6 @@ def changed(mark: Any, value: Any) -> bool:
         return bool(len(value) != saved)
     if kind == "digest":  # beside it lies the function that digests
         return bool(saved[1](value) != saved[0])
-    if kind == "version":
-        return isinstance(value, torch.Tensor) and not value.is_inference() and version_of(value) != saved
     if kind in ("list", "deque", "tuple", "set"):
         return bool(base_of(value).__len__(value) != len(saved) or any(map(changed, saved, members_in(kind, value))))
     if kind == "objects":
@@ -155,7 +153,7 @@ def _differ(saved: dict[str, Any], now: dict[str, Any]) -> bool:
 
 def is_undone(mark: Any) -> bool:
     """Return whether a value is what was remembered. False: it has changed, and no copy of it was kept."""
-    return type(mark) is not Mark or mark.kind not in ("version", "digest") or not changed(mark, mark.value)
+    return type(mark) is not Mark or mark.kind != "digest" or not changed(mark, mark.value)
 
 
 def put_back(mark: Any) -> Any:
