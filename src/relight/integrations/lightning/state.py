@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from relight.integrations.lightning import callbacks
 from relight.integrations.lightning.effects import Effects
-from relight.integrations.lightning.values import compact, copied, expand, is_plain, moved
+from relight.integrations.lightning.values import compact, copied, expand, has_tensors, is_plain, moved
 from relight.integrations.trainers.own_names import Show, names_in
 from relight.integrations.trainers.refused import lightning as refused
 from relight.integrations.trainers.updates import Reader
@@ -198,8 +198,10 @@ class RankProgress:
         return self._late
 
     def _look_for_late_modules(self) -> None:
-        for callback in () if self._late else filter(_is_kept_here, self._trainer.callbacks):
+        for callback in () if self._late else filter(is_own, self._trainer.callbacks):
             for way, module in callbacks.modules_of(callback, self._known):
+                if not _is_kept_here(callback) and has_tensors(callback.state_dict()):
+                    continue  # it says itself what the state of its modules is
                 self._known.update(self._trainer.lightning_module.modules())  # it may be a new part of the model
                 if any(each in self._known for each in module.modules()):
                     continue

@@ -21,6 +21,13 @@ def is_plain(value: Any) -> bool:
     return type(value) in (list, tuple) and all(map(is_plain, value))
 
 
+def has_tensors(value: Any) -> bool:
+    """Return whether a value is a tensor, or has some in its lists, tuples and dicts."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and any(map(has_tensors, value)))
+
+
 def copied(value: Any) -> Any:
     """Return a copy of a plain value."""
     return _mapped(value, lambda tensor: tensor.detach().clone())
