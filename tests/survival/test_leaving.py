@@ -41,7 +41,8 @@ def test_two_of_three_ranks_leave(bench: Bench, place: str) -> None:
 
 def test_when_nobody_is_left_who_knows_the_bits_are_doubted(bench: Bench) -> None:
     """Rank 1 finishes the step, and dies before its script runs the code that would leave the loop."""
-    faults = [f"kill rank 0 in BARRIER of step {LAST}", "kill rank 1 in RESUME of recovery 1"]
+    late = f"slow rank 0 in BEFORE_BARRIER of step {LAST}"  # so that rank 1 waits for it there, and can finish the step
+    faults = [late, f"kill rank 0 in BARRIER of step {LAST}", "kill rank 1 in RESUME of recovery 1"]
     outcome = bench.run(leaving("break"), faults=faults, standbys=2)
     assert outcome.status == 0, outcome.describe()
     # That the new rank 0 hears the end of rank 1 before relight does may be told as one more, of no rank.
