@@ -141,6 +141,18 @@ class Comparison:
                 if not is_covered(new) and not _is_of_torch(new):
                     yield Change(new, remember(MISSING), 0, None)
 
+        for new in self._new_names(before):
+            if not is_covered(new):
+                yield Change(new, remember(MISSING), 0, None)
+
+    def _new_names(self, survey: Survey) -> Iterator[Place]:
+        """Places of variables that modules of the script did not have; what steps import or define is none."""
+        for module, names in survey.names.items():
+            now = self._spots.frames.module(module) or {}
+            for name in sorted(now.keys() - names):
+                if not name.startswith("__") and kind_of(now[name]) != "opaque":
+                    yield (("module", module, name),)
+
     def objects(self) -> Iterator[tuple[Place, Any]]:
         """Objects of the script's own classes that can be reached now."""
         for place in self._survey(Places()).found:
@@ -174,7 +186,7 @@ class Comparison:
         for place, names in last.attributes.items():
             new = [(*place, ("attribute", name, "")) for name in sorted(now.attributes.get(place, names) - names)]
             places += [one for one in new if not _is_of_torch(one)]
-        return places
+        return [*places, *self._new_names(last)]
 
 
 def _is_kept_with_module(place: Place, value: Any) -> bool:

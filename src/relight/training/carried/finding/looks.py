@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from relight.training.state.values.contents import Digests
-from relight.training.state.values.kinds import blocks_in, kind_of
+from relight.training.state.values.kinds import base_of, blocks_in, items_of, kind_of, members_in
 from relight.training.state.values.marks import Mark, remember
 
 _LONGEST = 5000  # items of a container that is copied
@@ -24,6 +24,10 @@ class Look(Protocol):
         """Mark a value with all that it holds."""
         ...
 
+    def members(self, value: Any) -> Any:
+        """Mark which keys a dict has, or how many members another container; each of them is looked at by itself."""
+        ...
+
     def whole(self, value: Any) -> Any:
         """Mark a value that is too large, or too far away, for a look at each thing that it holds."""
         ...
@@ -39,6 +43,8 @@ class Places:
     def identity(self, value: Any) -> None: ...
 
     def contents(self, value: Any) -> None: ...
+
+    def members(self, value: Any) -> None: ...
 
     def whole(self, value: Any) -> None: ...
 
@@ -71,6 +77,10 @@ class Copies:
         self._left -= nbytes
         return remember(value, is_part=self._is_part)
 
+    def members(self, value: Any) -> Mark:
+        kind = kind_of(value)
+        return Mark("members", value, list(items_of(value) if kind == "dict" else members_in(kind, value)))
+
     def whole(self, value: Any) -> Mark:
         return self._digests.mark(value)
 
@@ -94,6 +104,11 @@ class Traces:
 
     def contents(self, value: Any) -> int:
         return self._digests.of(value)
+
+    def members(self, value: Any) -> Any:
+        kind = kind_of(value)
+        keys = [key for key, _ in items_of(value)] if kind == "dict" else base_of(value).__len__(value)
+        return id(value), keys
 
     def whole(self, value: Any) -> int:
         return self._digests.of(value)

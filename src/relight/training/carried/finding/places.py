@@ -1,6 +1,7 @@
 """The places where a script keeps values: reading and setting them in the frames of the running loop."""
 
 import collections
+import contextlib
 import ctypes
 import functools
 import inspect
@@ -227,8 +228,11 @@ class AttributeSpot(Spot):
                 delattr(owner, name)
         elif isinstance(owner, type) or (isinstance(owner, nn.Module) and value is not MISSING):
             setattr(owner, name, value)
-        elif value is MISSING:
-            owner.__dict__.pop(name, None)
+        elif value is MISSING and name in getattr(owner, "__dict__", {}):
+            del owner.__dict__[name]
+        elif value is MISSING:  # of a slot
+            with contextlib.suppress(AttributeError):
+                object.__delattr__(owner, name)
         else:
             set_attribute(owner, name, value)
 

@@ -62,6 +62,7 @@ class Survey:
         self._enters_data = enters_data
         self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
         self.modules: dict[Place, Place] = {}  # of their tensors
+        self.names = {name: frozenset(names) for name, names in _modules_of(spots).items()}  # of the script's modules
         self._seen: set[int] = set()
         self._modules_seen: set[Any] = set(_modules_of(spots))
         self.found: dict[Place, Any] = {}
@@ -129,19 +130,18 @@ class Survey:
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
         if kind in ("list", "tuple", "dict", "deque") and holds_objects(value):
-            if len(place) > 1:  # code may not show that another one is assigned there
-                self.found[place] = self._mark.identity(value)
             if id(value) in self._seen:
+                if len(place) > 1:  # code may not show that another one is assigned there
+                    self.found[place] = self._mark.identity(value)
                 return
-            if len(value) > _FEW:
+            if len(value) > _FEW or (kind == "dict" and not all(type(key) in (int, str) for key, _ in items_of(value))):
                 self.found[place] = self._mark.whole(value)
                 return
+            self.found[place] = self._mark.members(value)
             self._seen.add(id(value))
             pairs = items_of(value) if kind == "dict" else enumerate(members_in(kind, value))
             for key, one in pairs:
-                if type(key) in (int, str):
-                    step = ("item", type(key).__name__, str(key))
-                    self._look_later((*place, step), one, depth + 1)
+                self._look_later((*place, ("item", type(key).__name__, str(key))), one, depth + 1)
             return
         self.found[place] = self._mark.contents(value)
 
@@ -202,6 +202,7 @@ class Survey:
         self._modules_seen.add(module)
         if module not in sys.modules or not is_script_module(module):
             return
+        self.names[module] = frozenset(vars(sys.modules[module]))
         for name, value in list(vars(sys.modules[module]).items()):
             if not name.startswith("__"):
                 self._look_later((("module", module, name),), value, depth + 1)

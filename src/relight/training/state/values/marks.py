@@ -5,6 +5,7 @@ name of the same object right.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +124,10 @@ def changed(mark: Any, value: Any) -> bool:
         return bool(_version(value) != version)
     if kind == "growing":
         return bool(len(value) != saved)
+    if kind == "members":  # which there are: each is remembered by itself
+        if isinstance(value, dict):
+            return [key for key, _ in items_of(value)] != [key for key, _ in saved]
+        return bool(base_of(value).__len__(value) != len(saved))
     if kind == "digest":  # beside it lies the function that digests
         return bool(saved[1](value) != saved[0])
     if kind in ("list", "deque", "tuple", "set"):
@@ -181,6 +186,8 @@ def put_back(mark: Any) -> Any:
                 value.grad = put_back(saved[3])
     elif kind == "growing":
         del value[saved:]
+    elif kind == "members":
+        _give_members(value, saved)
     elif kind == "list":
         list.__setitem__(value, slice(None), map(put_back, saved))
     elif kind == "objects":
@@ -212,6 +219,17 @@ def put_back(mark: Any) -> Any:
     else:
         value[...] = saved
     return value
+
+
+def _give_members(value: Any, members: list[Any]) -> None:
+    """Make these the members of a container that can change, of a dict its items."""
+    if isinstance(value, dict):
+        refill(value, members)
+    elif isinstance(value, list):
+        list.__setitem__(value, slice(None), members)
+    else:
+        deque.clear(value)
+        deque.extend(value, members)
 
 
 def _version(tensor: torch.Tensor) -> int:
