@@ -80,6 +80,11 @@ class OptimizerImages:
 
     def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
         self._optimizers = dict(optimizers)
+        # Those around others, such as Lookahead: they write without a hook, before and after the one inside.
+        known = {id(one) for one in optimizers.values()}
+        self._around = [
+            name for name, one in optimizers.items() if any(id(inner) in known for inner in vars(one).values())
+        ]
         self._groups: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[Any]]]] = {}
         self._states: dict[str, dict[Any, Any]] = {}
 
@@ -90,6 +95,8 @@ class OptimizerImages:
                 (group, {k: copied(v, {}) for k, v in group.items() if k != "params"}, [*group["params"]])
                 for group in optimizer.param_groups
             ]
+        for name in self._around:
+            self.take(name)
 
     def take(self, name: str) -> None:
         """Copy an optimizer's state, unless that was done in this step."""
