@@ -78,7 +78,8 @@ def record(run_dir: Path, seed: int) -> JobReport:
     job = SimulatedJob(random_schedule(seed))
     job.run()
     run_dir.mkdir()
-    settings = JobSettings(job="simulated", script="none", **msgspec.structs.asdict(job.settings))
+    given = {name: value for name, value in msgspec.structs.asdict(job.settings).items() if name != "staying_host"}
+    settings = JobSettings(job="simulated", script="none", **given)  # that one follows from the others
     write_journal(run_dir, settings, job.journal)
     return job.controller.report()
 

@@ -1,4 +1,4 @@
-"""Values too large to be copied, which code that relight cannot read changes: seen, and told where not undone."""
+"""Changes by code that relight cannot read, of values too large to be copied, or new: undone, carried, or told."""
 
 from pathlib import Path
 
