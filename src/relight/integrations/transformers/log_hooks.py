@@ -45,9 +45,14 @@ def _functions_of(callback: Any, function: Any, seen: set[Any]) -> Iterator[type
 def _uses_control(instructions: list[dis.Instruction]) -> bool:
     """Return whether the control is used in another way than to return it."""
     return any(
-        each.opname.startswith("LOAD_FAST") and each.argval == _CONTROL and after.opname != "RETURN_VALUE"
+        "LOAD_FAST" in each.opname and _CONTROL in _variables_of(each) and after.opname != "RETURN_VALUE"
         for each, after in itertools.pairwise(instructions)
     )
+
+
+def _variables_of(instruction: dis.Instruction) -> tuple[Any, ...]:
+    """Return the local variables that an instruction uses: from Python 3.13 on, some use two."""
+    return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
 
 
 def _may_change(callback: Any, function: types.FunctionType, instructions: list[dis.Instruction]) -> bool:

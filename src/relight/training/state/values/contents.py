@@ -3,6 +3,7 @@
 They are compared within one process: objects of other kinds count by their `id`.
 """
 
+import enum
 import itertools
 import pickle  # noqa: TID251 - it only writes
 from collections import deque
@@ -22,11 +23,12 @@ from relight.training.torch_private.tensors import components_of, version_of
 from relight.transfer.io.codec import host_copy, local_part, raw_bytes
 
 _MOST_BYTES = 2**31  # digested in one look: a fifth of a second
-_MOST_VALUES = 2**16  # looked at one by one in one look: as long
+_MOST_VALUES = 2**16  # looked at one by one in one look: about as long
 _CHUNK = 1024  # members of a container that are digested at once, if all of them are plain
 _PLAIN_BYTES = 512  # of plain values take about as long as one value of another kind
 _MAPS = Path("/proc/self/maps")
 _IN_MEMORY = ("/dev/shm/", "/dev/zero", "/memfd:", "/SYSV", "[")  # names of mappings that are no files
+_LONG_TEXT = 1024  # characters
 _CHECKED = 2**22  # bytes of an array from which on it matters whether it is a file
 
 
@@ -137,19 +139,30 @@ class _Digest:
     def _add(self, *words: Any) -> None:
         self._state.update(repr(words).encode(errors="backslashreplace"))
 
+    def _add_plain(self, value: Any) -> None:
+        """Add a number or a text, a long one by its hash, which Python keeps: a text may be all of the data."""
+        is_long = isinstance(value, (str, bytes)) and len(value) > _LONG_TEXT
+        self._add(*(("text", len(value), hash(value)) if is_long else (value,)))
+
     def _look(self, value: Any) -> None:
         self._room.values -= 1
         if self._room.values < 0:
             raise _Full
         if type(value) in PLAIN:
-            self._add(value)
+            self._add_plain(value)
             return
         if (number := self._seen.get(id(value))) is not None:
             self._add("seen", number)
             return
         kind = kind_of(value)
-        if kind in ("plain", "number"):
+        if kind == "number":
             self._add(type(value).__name__, value)
+            return
+        if isinstance(value, enum.Enum):  # one object each, whatever it shows itself as
+            self._add(id(value))
+            return
+        if kind == "plain":
+            self._add(value)
             return
         self._seen[id(value)] = len(self._seen)
         self._add(kind, id(value))
@@ -159,7 +172,8 @@ class _Digest:
             self._look_into_tensor(value)
         elif kind == "array":
             if self._has_room(value.nbytes, lambda: int(value.ctypes.data)):
-                self._state.update(value.tobytes() if not value.flags.c_contiguous else value.view("u1"))
+                is_read_in_place = value.flags.c_contiguous and value.ndim and not value.dtype.hasobject
+                self._state.update(value.view("u1") if is_read_in_place else value.tobytes())
         elif kind == "bytearray":
             if self._has_room(memoryview(value).nbytes, lambda: 0):
                 self._state.update(value)
@@ -178,7 +192,8 @@ class _Digest:
             self._add(*own)
             self._ahead.extend(own.values())
         elif kind == "generator":
-            self._add(generator_state(value))
+            state = generator_state(value)
+            self._add(state.tolist() if isinstance(state, torch.Tensor) else state)
         elif kind == "stream":
             self._add(stream_state(value))
         elif kind == "cells":
@@ -197,7 +212,7 @@ class _Digest:
             count += len(chunk)
             try:
                 _Plain(self).dump(chunk)
-            except ValueError:
+            except (ValueError, RecursionError):  # of another kind, or deep
                 self._ahead.extend(chunk)
         self._add("members", count)
 
