@@ -37,8 +37,9 @@ def test_what_would_be_ignored_is_refused(
     [
         ("", "required"),
         ("--seeds 10 --seconds 5", "not allowed with"),
+        ("--first 5", "one of these is required: --seed, "),
         ("--seeds 10 --with fallbacks", "there are hosts, supply, fallback, flips, writes"),
-        ("--seed 1 --mutation no-such", "there is none of that name"),
+        ("--seed 1 --mutation no-such", "there is none of the name no-such"),
         (
             "--exhaustive 2 --shapes three",
             "there are one, one-end, two-early, two-end, late-private, surprise, unexpected, late-change",

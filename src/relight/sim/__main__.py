@@ -3,9 +3,8 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -56,16 +55,11 @@ _GOES_WITH = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if any(word.startswith("--mutation=") or word == "--mutation" for word in given) and not _has_mode(given):
-        given.append("--mutations")
+    """Return the exit status of the command. `arguments`: without its name; default: those of this process."""
     parser = _parser()
-    options = parser.parse_args(given)
-    mode = next(mode for mode in _MODES if getattr(options, mode) is not parser.get_default(mode))
-    _refuse(parser, options, mode)
-    kinds = _split(options.kinds)
-    mutation = find_mutation(options.mutation) if options.mutation else None
+    options = parser.parse_args(arguments)
+    _refuse(parser, options, _mode(parser, options))
+    mutation = options.mutation
     if options.mutations:
         return _hunt([mutation] if mutation else HUNTED, options.first, options.record)
     if options.rewrite:
@@ -73,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.exhaustive is not None:
         return exhaustive.main(_script(options))
     if options.seeds is not None or options.seconds is not None:
-        return _search(options.first, options.seeds, options.seconds, options.mutation, kinds, options.processes)
+        return _search(options)
     try:
         if options.replay is not None and '"choices"' in options.replay:
             return _follow(msgspec.json.decode(options.replay, type=exhaustive.Script))
-        schedule = _read(options.replay) if options.seed is None else schedule_of(options.seed, kinds)
+        schedule = schedule_of(options.seed, options.kinds) if options.replay is None else _read(options.replay)
     except (OSError, ValueError, KeyError, IndexError) as error:
         parser.error(f"--replay {options.replay}: {error}")
     if options.shrink or options.record:
@@ -94,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, metavar="N", help="run one random schedule and show what happens")
     what.add_argument("--seeds", type=int, metavar="N", help="run that many random schedules")
     what.add_argument("--seconds", type=float, metavar="S", help="run random schedules for so long")
@@ -112,12 +106,13 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with",
         dest="kinds",
-        default="",
+        type=_words_of(KINDS),
+        default=(),
         metavar="A,B",
         help="only random schedules with hosts (several), supply (hosts are ordered), fallback (buddy memory, "
         "checkpoints), flips (of bits), writes (steps with several) (default: each in some of them)",
     )
-    parser.add_argument("--mutation", default="", metavar="NAME", help="plant this bug; alone, hunt it")
+    parser.add_argument("--mutation", type=_mutation, metavar="NAME", help="plant this bug; alone, hunt it")
     parser.add_argument("--shrink", action="store_true", help="with --seed or --replay: make what fails small")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the (shrunk) schedule that was found here")
     parser.add_argument("--processes", type=int, metavar="N", help="to use at a time (default: one per processor)")
@@ -127,11 +122,16 @@ def _add_exhaustive_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="of --exhaustive (default: 2)")
     parser.add_argument("--faults", type=int, default=2, metavar="N", help="of --exhaustive (default: 2)")
     parser.add_argument(
-        "--actions", default="kill", metavar="A,B", help="of --exhaustive: kill, freeze, cut (default: kill)"
+        "--actions",
+        type=_words_of(exhaustive.FAULTS),
+        default=("kill",),
+        metavar="A,B",
+        help="of --exhaustive: kill, freeze, cut (default: kill)",
     )
     parser.add_argument(
         "--shapes",
-        default="",
+        type=_words_of(SHAPES),
+        default=(),
         metavar="A,B",
         help=f"of --exhaustive: of its steps, one after another: {', '.join(SHAPES)} (default: one)",
     )
@@ -148,52 +148,66 @@ def _add_exhaustive_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fine", action="store_true", help="of --exhaustive: tell more apart (only for small jobs)")
 
 
+def _words_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a type of option: words with commas between them, each of them known."""
+
+    def words(text: str) -> tuple[str, ...]:
+        given = tuple(text.split(","))
+        if not set(given) <= set(known):
+            raise argparse.ArgumentTypeError(f"{text}: there are {', '.join(known)}")
+        return given
+
+    return words
+
+
+def _mutation(name: str) -> Mutation:
+    names = [mutation.name for mutation in MUTATIONS]
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"there is none of the name {name}; there are {', '.join(names)}")
+    return find_mutation(name)
+
+
+def _mode(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    """Return the mode that was asked for; exit with status 2 if none was. A mutation alone is hunted."""
+    given = [mode for mode in _MODES if getattr(options, mode) is not parser.get_default(mode)]
+    if not given and options.mutation is None:
+        parser.error(f"one of these is required: {', '.join(f'--{mode}' for mode in _MODES)}, --mutation")
+    if not given:
+        options.mutations = True
+    return given[0] if given else "mutations"
+
+
 def _refuse(parser: argparse.ArgumentParser, options: argparse.Namespace, mode: str) -> None:
-    """Exit with status 2 if an option does not go with the mode, or has a value that there is not."""
+    """Exit with status 2 if an option does not go with the mode, or a job has too few ranks."""
     for name, modes in _GOES_WITH.items():
         if mode not in modes and getattr(options, name) != parser.get_default(name):
             flag = "with" if name == "kinds" else name
             parser.error(f"--{flag} goes with {', '.join(f'--{other}' for other in modes)}, not with --{mode}")
-    for flag, given, known in (
-        ("shapes", options.shapes, SHAPES),
-        ("with", options.kinds, KINDS),
-        ("actions", options.actions, exhaustive.FAULTS),
-    ):
-        if not set(_split(given)) <= set(known):
-            parser.error(f"--{flag} {given}: there are {', '.join(known)}")
     if options.exhaustive is not None and options.exhaustive < 2:
         parser.error(f"--exhaustive {options.exhaustive}: at least 2 ranks")
-    names = [mutation.name for mutation in MUTATIONS]
-    if options.mutation and options.mutation not in names:
-        parser.error(f"--mutation {options.mutation}: there is none of that name; there are {', '.join(names)}")
-
-
-def _split(words: str) -> list[str]:
-    return words.split(",") if words else []
 
 
 def _script(options: argparse.Namespace) -> exhaustive.Script:
-    """The job of an exhaustive search."""
+    """Return the job of an exhaustive search."""
     return exhaustive.Script(
         ranks=options.exhaustive,
         steps=options.steps,
         faults=options.faults,
-        kinds=tuple(_split(options.actions)),
+        kinds=options.actions,
         choices=(),
         fine=options.fine,
-        mutation=options.mutation,
-        shapes=tuple(_split(options.shapes)),
+        mutation=_name(options.mutation),
+        shapes=options.shapes,
         relearns=options.relearns,
         learns=options.learns,
     )
 
 
-def _has_mode(given: Sequence[str]) -> bool:
-    modes = [f"--{mode}" for mode in _MODES]
-    return any(word.partition("=")[0] in modes for word in given)
+def _name(mutation: Mutation | None) -> str:
+    return mutation.name if mutation is not None else ""
 
 
-def _read(what: Any) -> Schedule:
+def _read(what: str) -> Schedule:
     return decode_schedule(what) if what.lstrip().startswith("{") else read_golden(Path(what)).schedule
 
 
@@ -208,7 +222,7 @@ def _breaks(schedule: Schedule, mutation: Mutation | None) -> Violation | None:
 
 
 def _breaks_only_so(schedule: Schedule, mutation: Mutation | None) -> Violation | None:
-    """The invariant that the mutation breaks where production breaks none; without a mutation, that of production."""
+    """Return the invariant that only the mutation breaks; without a mutation, the one that production breaks."""
     violation = _breaks(schedule, mutation)
     return None if mutation is not None and violation is not None and _breaks(schedule, None) else violation
 
@@ -246,7 +260,7 @@ def _shrink(schedule: Schedule, mutation: Mutation | None, record: Path | None) 
     print(_breaks(small, mutation))
     if record is not None:
         what = mutation.what if mutation is not None else str(violation).partition("\n")[0]
-        golden = Golden(what=_one_line(what), mutation=mutation.name if mutation else "", schedule=small)
+        golden = Golden(what=_one_line(what), mutation=_name(mutation), schedule=small)
         record.write_text(format_golden(rewritten(golden) if mutation is not None else golden))
     return 1
 
@@ -255,9 +269,9 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _search(
-    first: int, count: int | None, seconds: float | None, mutation: str, kinds: Sequence[str], processes: int | None
-) -> int:
+def _search(options: argparse.Namespace) -> int:
+    first, count, seconds = options.first, options.seeds, options.seconds
+
     def progress(found: Found) -> None:
         """Show the progress and the time left, on a terminal."""
         by_count = (count - found.schedules) / found.per_second if count and found.per_second else None
@@ -272,9 +286,9 @@ def _search(
         first,
         10**9 if count is None else count,
         seconds=seconds,
-        mutation=mutation,
-        kinds=kinds,
-        processes=processes,
+        mutation=_name(options.mutation),
+        kinds=options.kinds,
+        processes=options.processes,
         progress=progress,
     )
     if sys.stderr.isatty():
@@ -283,7 +297,7 @@ def _search(
         f"{found.schedules:,} schedules from seed {first} on in {found.seconds:.1f} s "
         f"({found.per_second:,.0f} a second): {len(found.violations)} violations"
     )
-    narrowed = f" --with {','.join(kinds)}" if kinds else ""
+    narrowed = f" --with {','.join(options.kinds)}" if options.kinds else ""
     for seed, violation in list(found.violations.items())[:20]:
         print(f"  --seed {seed}{narrowed}: {violation}")
     return 1 if found.violations else 0
