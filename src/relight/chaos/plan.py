@@ -80,7 +80,7 @@ def parse_fault(sentence: str) -> Fault:
     found = _ACTION.fullmatch(text)
     if found is None:
         raise _misunderstood(sentence, "expected an action, then who and where")
-    action = _word(Action, found["verb"].lower(), sentence, "action")
+    action = _action(found["verb"].lower(), sentence)
     rest = found["rest"]
     if match := _STEP.fullmatch(rest):
         if match["between"]:
@@ -199,11 +199,11 @@ def random_fault(seed: int, rate: float, step: int, world_size: int) -> Fault | 
 
 
 # --- words --------------------------------------------------------------------------------------------------------
-def _word(actions: type[Action], word: str, sentence: str, what: str) -> Action:
+def _action(word: str, sentence: str) -> Action:
     try:
-        return actions(word)
+        return Action(word)
     except ValueError:
-        raise _misunderstood(sentence, f"{word!r} is no {what}", word, [a.value for a in actions]) from None
+        raise _misunderstood(sentence, f"{word!r} is no action", word, [action.value for action in Action]) from None
 
 
 def _point(word: str, points: frozenset[Point], sentence: str, where: str) -> Point:

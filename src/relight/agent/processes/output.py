@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 MAX_LINE_BYTES = 64 * 1024  # a longer line is shown in pieces
+_STANDARD_OUTPUT = 1
 FILE_ONLY = b"\x1e"  # first byte of a line that goes to the log file alone
 _MAX_SPOOLED_BYTES = 16 * 2**20
 _READ_BYTES = 64 * 1024
@@ -61,15 +62,12 @@ class Sink(Protocol):
 class Terminal:
     """The agent's own standard output, from where the launcher shows it."""
 
-    def __init__(self, descriptor: int = 1) -> None:
-        self._descriptor = descriptor
-
     def write(self, data: bytes) -> None:
         while data:
             try:
-                data = data[os.write(self._descriptor, data) :]
+                data = data[os.write(_STANDARD_OUTPUT, data) :]
             except BlockingIOError:
-                select.select([], [self._descriptor], [])
+                select.select([], [_STANDARD_OUTPUT], [])
             except OSError:  # no reader is left
                 return
 

@@ -96,12 +96,12 @@ class Reserve:
             out.append(Kill(process=process.name, why="a replacement that is no longer needed"))
         return out
 
-    def end_all(self, why: str) -> list[Command]:
-        """Kill every standby."""
+    def end_all(self) -> list[Command]:
+        """Kill every standby: training has finished."""
         out: list[Command] = []
         for standby in self._job.members.standbys():
             self._job.members.fail(standby)
-            out.append(Kill(process=standby.name, why=why))
+            out.append(Kill(process=standby.name, why="training finished"))
         return out
 
     # --- vacant ranks -------------------------------------------------------------------------------------------

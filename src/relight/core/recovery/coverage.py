@@ -107,7 +107,7 @@ def coverage(
         mixed = {pair for part in parts for pair in _host_and_rank(part, hosts)}
         losses += [
             _two("two hosts", names, lone_hosts, host_pairs),
-            _both("a host and a device elsewhere", hosts, lone_hosts, lone_ranks, mixed),
+            _both(hosts, lone_hosts, lone_ranks, mixed),
         ]
     if buddies:
         pairs: list[tuple[int | str, ...]] = [*rank_pairs, *host_pairs, *mixed]
@@ -208,9 +208,7 @@ def _two(
     return _loss(what, cases, len(together) + cases - comb(len(units) - len(lone), 2), together)
 
 
-def _both(
-    what: str, hosts: Sequence[str], lone_hosts: set[str], lone_ranks: set[int], pairs: set[tuple[str, int]]
-) -> Loss:
+def _both(hosts: Sequence[str], lone_hosts: set[str], lone_ranks: set[int], pairs: set[tuple[str, int]]) -> Loss:
     """A host, and a device on another host: fatal if either is alone, or if they are together."""
     together = sorted(pair for pair in pairs if pair[0] not in lone_hosts and pair[1] not in lone_ranks)
     cases = fatal = 0
@@ -218,7 +216,7 @@ def _both(
         elsewhere = len(hosts) - hosts.count(name)
         cases += elsewhere
         fatal += elsewhere if name in lone_hosts else sum(hosts[rank] != name for rank in lone_ranks)
-    return _loss(what, cases, fatal + len(together), together)
+    return _loss("a host and a device elsewhere", cases, fatal + len(together), together)
 
 
 def _loss(what: str, cases: int, fatal: int, examples: Sequence[tuple[_Unit, ...]]) -> Loss:

@@ -47,7 +47,7 @@ class Finishing:
         job.job_stats.finished(reports, job.shards.digest([report.state_digest for report in reports]), now)
         why = "every rank committed its last step"
         release = Release(generation=job.generation, why=why)
-        return [release, *self._reserve.end_all("training finished")]
+        return [release, *self._reserve.end_all()]
 
     def _move_ranks(self, version: int, now: float) -> list[Command]:
         """All ranks have paused after the same step: those of drained hosts end, and standbys take their places."""

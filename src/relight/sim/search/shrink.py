@@ -8,10 +8,11 @@ from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFault, Schedule
 
 Breaks = Callable[[Schedule], Violation | None]
+_MAX_TRIES = 2000
 
 
-def shrink(schedule: Schedule, breaks: Breaks, max_tries: int = 2000) -> Schedule:
-    """The smallest schedule found that breaks the same invariant; `schedule` itself if none is smaller."""
+def shrink(schedule: Schedule, breaks: Breaks) -> Schedule:
+    """Return the smallest schedule found that breaks the same invariant; `schedule` itself if none is smaller."""
     first = breaks(schedule)
     if first is None:
         return schedule
@@ -21,7 +22,7 @@ def shrink(schedule: Schedule, breaks: Breaks, max_tries: int = 2000) -> Schedul
         smaller = False
         for candidate in _simpler(schedule):
             tries += 1
-            if tries > max_tries:
+            if tries > _MAX_TRIES:
                 return schedule
             violation = breaks(candidate)
             if violation is not None and violation.invariant == first.invariant:

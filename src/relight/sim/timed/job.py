@@ -166,10 +166,10 @@ class SimulatedJob(World):
             raise Violation(f"{violation}\n{self.explain()}") from None
         return self.end
 
-    def explain(self, lines: int = 400) -> str:
-        """Show the schedule and the trace."""
+    def explain(self) -> str:
+        """Show the schedule, and the end of the trace."""
         trace = [f"{now:9.4f}  {what:8}  {show(thing)}" for now, what, thing in self.trace]
-        return "\n".join([f"schedule: {msgspec.json.encode(self.schedule).decode()}", *trace[-lines:]])
+        return "\n".join([f"schedule: {msgspec.json.encode(self.schedule).decode()}", *trace[-400:]])
 
     def _advance(self) -> None:
         life = self.controller_life

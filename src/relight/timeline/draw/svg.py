@@ -137,14 +137,14 @@ def _controller(bands: Sequence[Band], axis: Axis) -> Iterable[str]:
                 continue
             name, short = words if kind != "redo" or band.repeats else _NEXT_STEP
             told = f"{name}: {duration((end - start) / 1e9)}"
-            yield f"<g><title>{escape(told)}</title>{_arrow(left, right, y, 26, kind)}"
+            yield f"<g><title>{escape(told)}</title>{_arrow(left, right, y, kind)}"
             room = right - left - 12
             fits = next((w for w in (told, name, short) if len(w) * _LETTER_PIXELS < room), "")
             yield (_text(left + 5, y + 17, fits, "small in") if fits else "") + "</g>"
 
 
-def _arrow(left: float, right: float, y: float, height: float, kind: str) -> str:
-    tip = min(8.0, right - left)
+def _arrow(left: float, right: float, y: float, kind: str) -> str:
+    tip, height = min(8.0, right - left), 26.0
     points = (
         (left, y),
         (right - tip, y),

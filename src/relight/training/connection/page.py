@@ -65,7 +65,7 @@ class PositionPage:
         if file_descriptor >= 0:
             self._hold_life_lock()
         self.phase = Phase.STARTING
-        self.set_private_versions((-1, -1))
+        self.forget_private()
         self.show_prepared(-1)
         self._words[WORD["rank"]] = -1
         self.report_loss(float("nan"))
@@ -162,9 +162,9 @@ class PositionPage:
         step, digest = BATCH_MARK.unpack_from(self._map, INHERITED_MARK_OFFSET)
         return (step, digest) if digest else (-1, 0)
 
-    def set_private_versions(self, versions: tuple[int, int]) -> None:
-        for word, version in zip(_PRIVATE_WORDS, versions, strict=True):
-            self._words[word] = version
+    def forget_private(self) -> None:
+        for word in _PRIVATE_WORDS:
+            self._words[word] = -1
 
     def write_private(self, version: int, payload: bytes) -> None:
         """Keep `payload` as the rank-private state with which `version` starts; the version before stays."""

@@ -8,7 +8,7 @@ it holds, and fills buckets of these.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -122,7 +122,7 @@ class SourceLink:
         self._update = -1
         self._is_stopped = False
 
-    def run(self, joined: Callable[[], None] = lambda: None) -> None:
+    def run(self) -> None:
         """Fill buckets until the publisher closes the connection. Raises TransferError if it cannot be reached."""
         try:
             channel = self._channel = self._connect()
@@ -140,7 +140,6 @@ class SourceLink:
                 match message:
                     case msg.Welcome():
                         self._buffers = self._open_buffers(channel, message)
-                        joined()
                     case msg.Begin():
                         self._begin(channel, message)
                     case msg.WriteBucket():

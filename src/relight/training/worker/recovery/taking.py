@@ -160,7 +160,7 @@ class StateTaking:
         self._tiers.checkpointing.discard_after(restore.target, restore.distrust)
         self._tiers.publishing.withdraw()
         page.put("torn", 1)
-        page.set_private_versions((-1, -1))  # of versions that are undone
+        page.forget_private()  # of versions that are undone
 
     def _recall_snapshot(self, action: act.RecallSnapshot) -> happened.Event:  # noqa: ARG002
         slot = self._snapshots.own(self._order.target)
