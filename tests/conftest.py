@@ -3,8 +3,12 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Processes of jobs compile relight anew at each start if nothing keeps what was compiled: half of the time of a start.
@@ -28,3 +32,24 @@ def pytest_collection_finish() -> None:
     """Keep the collected tests, a million objects, out of every search for garbage, and of forked processes' copies."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mount a small file system with these options."""
+    mounted: list[Path] = []
+
+    def mount(options: str) -> Path:
+        disk = tmp_path / f"disk-{len(mounted)}"
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("needs the right to mount a file system")
+        mounted.append(disk)
+        return disk
+
+    try:
+        yield mount
+    finally:
+        for disk in mounted:
+            subprocess.run(["umount", "--lazy", str(disk)], check=True)

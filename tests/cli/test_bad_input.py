@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,27 +23,6 @@ def check(result: Result, *words: str) -> None:
         assert word in lines[0]
     assert "Traceback" not in result.errors
     assert not result.output
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mount a small file system with these options."""
-    mounted: list[Path] = []
-
-    def mount(options: str) -> Path:
-        place = tmp_path / f"disk-{len(mounted)}"
-        place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-            pytest.skip("needs the right to mount a file system")
-        mounted.append(place)
-        return place
-
-    try:
-        yield mount
-    finally:
-        for place in mounted:
-            subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def test_no_command(relight: Relight) -> None:

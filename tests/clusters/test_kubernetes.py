@@ -8,7 +8,7 @@ import importlib.util
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -43,14 +43,29 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return Bench(lambda: next(directories)).reference(UNPAUSED)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> "Iterator[Kubernetes]":
-    """Two pods with a rank each and a spare, which train, and a node that is idle."""
-    with Kubernetes(tmp_path, TRAINING, nodes=2, spares=1, idle=1) as kubernetes:
-        kubernetes.start("--preload", "torch")
+@contextlib.contextmanager
+def training_pods(directory: Path, variables: Mapping[int, Mapping[str, str]] = {}) -> "Iterator[Kubernetes]":
+    """Two pods with a rank each and a spare, which train, and a node that is idle. `variables`: of single nodes."""
+    with Kubernetes(directory, TRAINING, nodes=2, spares=1, idle=1) as kubernetes:
+        kubernetes.start("--preload", "torch", variables=variables)
         kubernetes.wait_until(lambda: "committed 3" in kubernetes.output(), "training has begun")
         kubernetes.wait_until(lambda: '"StandbyReady"' in kubernetes.journal(), "the standby is warm")
         yield kubernetes
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> "Iterator[Kubernetes]":
+    with training_pods(tmp_path) as kubernetes:
+        yield kubernetes
+
+
+@contextlib.contextmanager
+def training_beside_a_device(directory: Path) -> "Iterator[tuple[Kubernetes, Driver, int]]":
+    """Train on these pods; yields them, the driver of a device on h1, and the number of the pod there."""
+    driver = Driver(directory / "driver", devices=1)
+    with training_pods(directory, {1: {**driver.variables, "CUDA_VISIBLE_DEVICES": "0"}}) as kubernetes:
+        (number,) = [job.number for job in kubernetes.jobs if kubernetes.node_of(job.number) == "h1"]
+        yield kubernetes, driver, number
 
 
 def joined(cluster: "Kubernetes") -> int:
@@ -133,13 +148,7 @@ def test_a_lost_node_is_replaced(cluster: "Kubernetes", reference: Outcome, numb
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_gpu_that_reports_a_fault_has_another_pod_made_elsewhere(tmp_path: Path, reference: Outcome) -> None:
-    driver = Driver(tmp_path / "driver", devices=1)
-    with Kubernetes(tmp_path, TRAINING, nodes=2, spares=1, idle=1) as cluster:
-        variables = {1: {**driver.variables, "CUDA_VISIBLE_DEVICES": "0"}}
-        cluster.start("--preload", "torch", variables=variables)
-        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
-        cluster.wait_until(lambda: '"StandbyReady"' in cluster.journal(), "the standby is warm")
-        (number,) = [job.number for job in cluster.jobs if cluster.node_of(job.number) == "h1"]
+    with training_beside_a_device(tmp_path) as (cluster, driver, number):
         begun, before = time.monotonic(), joined(cluster)
         cluster.offer_no_device(number)
         driver.say("xid 0 95")
@@ -154,13 +163,7 @@ def test_a_gpu_that_reports_a_fault_has_another_pod_made_elsewhere(tmp_path: Pat
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_pod_on_a_machine_with_a_fault_refuses_until_the_node_is_cordoned(tmp_path: Path, reference: Outcome) -> None:
     """The cluster gives the machine again, since nothing tells it of the fault."""
-    driver = Driver(tmp_path / "driver", devices=1)
-    with Kubernetes(tmp_path, TRAINING, nodes=2, spares=1, idle=1) as cluster:
-        variables = {1: {**driver.variables, "CUDA_VISIBLE_DEVICES": "0"}}
-        cluster.start("--preload", "torch", variables=variables)
-        cluster.wait_until(lambda: "committed 3" in cluster.output(), "training has begun")
-        cluster.wait_until(lambda: '"StandbyReady"' in cluster.journal(), "the standby is warm")
-        (number,) = [job.number for job in cluster.jobs if cluster.node_of(job.number) == "h1"]
+    with training_beside_a_device(tmp_path) as (cluster, driver, number):
         driver.say("xid 0 95")
         begun = time.monotonic()
         refused = f"node-{number} came on h1, which reported a fault"

@@ -1,11 +1,9 @@
 """The journal keeps what it can, says once when it cannot, and never stops the job."""
 
-import contextlib
 import errno
 import fcntl
 import os
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,23 +17,15 @@ from relight.server.records.reserve import Reserve
 from relight.server.records.trace import TraceFile
 from relight.wire.messages import TraceChunk
 from relight.wire.settings import JobSettings
+from tests.disk import fill
 
 SETTINGS = JobSettings(job="test", script="train.py")
 EVENT = ProcessStarted(process="w0", pid=1)
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a file system")
-    try:
-        yield mount
-    finally:
-        subprocess.run(["umount", "--lazy", str(mount)], check=True)
+def full_disk(mount: Callable[[str], Path]) -> Path:
+    return mount("size=64k")
 
 
 class Alarms(list[str]):
@@ -109,19 +99,6 @@ def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":99'))
     with pytest.raises(msgspec.ValidationError, match="format 99"):
         read_journal(path)
-
-
-def fill(disk: Path) -> Path:
-    """Take all room that is left; returns the file that has it."""
-    ballast = disk / "ballast"
-    with ballast.open("ab", buffering=0) as file:
-        with contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1024))
-        with contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1))
-    return ballast
 
 
 def stop(generation: int) -> Stop:

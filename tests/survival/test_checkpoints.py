@@ -10,7 +10,7 @@ import pytest
 
 from relight.training.checkpoint.files import place_of, published
 from relight.wire.settings import read_settings
-from tests.survival.conftest import fill
+from tests.disk import fill
 from tests.survival.harness import Bench, Outcome, Training, send
 from tests.survival.judge import check_protocol
 

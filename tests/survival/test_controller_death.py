@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from relight.server.job.faults import ENVIRONMENT
-from tests.survival.conftest import fill
+from tests.disk import fill
 from tests.survival.harness import PATIENCE, Bench, Job, Outcome, Training, send
 from tests.survival.judge import check_survived
 

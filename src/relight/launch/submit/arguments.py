@@ -38,6 +38,6 @@ def flags_and_script(arguments: argparse.Namespace, example: str, own: Iterable[
         raise UsageError(f"--nproc-per-node {workers}: expected a number above 0, or {', '.join(_WORKERS)}")
     for setting in (*OF_ALL, *own):
         if getattr(parsed, setting) != run.get_default(setting):
-            flag = next(action.option_strings[0] for action in run._actions if action.dest == setting)
-            raise UsageError(f"{flag} after `--`: the job that is submitted has its own; leave it out")
+            flag = setting.replace("_", "-")
+            raise UsageError(f"--{flag} after `--`: the job that is submitted has its own; leave it out")
     return given
