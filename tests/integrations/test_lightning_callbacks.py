@@ -74,3 +74,35 @@ def test_modules_are_found_wherever_a_callback_holds_them_less_those_around_know
     holder.best.average = torch.nn.Linear(1, 1)
     holder.found = [known, torch.nn.Sequential(known)]
     assert [way for way, _ in callbacks.modules_of(holder, {known})] == [("best", "average"), ("named", "one", 0)]
+
+
+class Saver(Holder):
+    """Its state_dict says one of its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ema: Any = None
+        self.other: Any = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ema": self._ema()}
+
+    def _ema(self) -> Any:
+        return self.ema and self.ema.state_dict()
+
+
+class SavesAll(Holder):
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def test_a_state_dict_says_the_modules_that_its_code_names_and_nothing_that_is_carried() -> None:
+    averages, found = [Net(1, 1)], Found(0)
+    found.average = Net(1, 1)  # type: ignore[attr-defined]
+    for value in (Net(1, 1), averages, {"a": averages}, found):
+        assert callbacks.says_itself(Saver(), "ema", value)
+        assert not callbacks.says_itself(Saver(), "other", value)
+        assert not callbacks.says_itself(Holder(), "ema", value)
+        assert callbacks.says_itself(SavesAll(), "other", value)
+    for other in (None, Found(0), [1.0], torch.Generator()):
+        assert not callbacks.says_itself(Saver(), "ema", other)

@@ -15,10 +15,12 @@ from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
 from relight.errors import UsageError
 from relight.integrations.lightning.values import copied, is_plain, moved
 from relight.integrations.trainers.held import is_own_object
+from relight.integrations.trainers.own_names import words_in
 from relight.transfer.io.constants import callable_of, name_of_callable
 
 _SHOW = (ProgressBar, ModelSummary)  # without state that training depends on
 _KEPT_ELSEWHERE = (Trainer, LightningDataModule)
+_ALL = ("__dict__", "vars")  # in the code of a state_dict: it says all attributes
 _DEEPEST = 6
 _LIST, _SAME, _MODULE = "list", "same", "module"  # kinds of things beside those of classes, by their names
 _PLAIN, _MADE, _OTHER = range(3)  # items of a list: a value, a thing with an entry of its own, of a library
@@ -29,7 +31,12 @@ def state_of(callback: Callback) -> list[tuple[Way, str, Any]]:
     """Return copies of what a callback holds: the way to each object or list, its kind, and its contents."""
     if isinstance(callback, _SHOW):
         return []
-    return [(way, kind, _contents(kind, thing)) for way, kind, thing in _things_in(callback) if kind != _MODULE]
+    said = {name for name, value in vars(callback).items() if says_itself(callback, name, value)}
+    return [
+        (way, kind, _contents(kind, thing))
+        for way, kind, thing in _things_in(callback)
+        if kind != _MODULE and (not way or way[0] not in said)
+    ]
 
 
 def modules_of(callback: Callback, known: Container[torch.nn.Module] = ()) -> Iterator[tuple[Way, torch.nn.Module]]:
@@ -37,6 +44,26 @@ def modules_of(callback: Callback, known: Container[torch.nn.Module] = ()) -> It
     for way, kind, thing in _things_in(callback):
         if kind == _MODULE and thing not in known and not any(each in known for each in thing.modules()):
             yield way, thing
+
+
+def says_itself(callback: Callback, name: str, value: Any) -> bool:
+    """Return whether the callback's own `state_dict` uses an attribute that holds modules, or others that have one."""
+    words = _words_said(type(callback))  # type: ignore[arg-type]
+    return (name in words or not words.isdisjoint(_ALL)) and _holds_state(value)
+
+
+@functools.cache
+def _words_said(kind: type[Callback]) -> frozenset[str]:
+    return frozenset(() if kind.state_dict is Callback.state_dict else words_in(kind, "state_dict"))
+
+
+def _holds_state(value: Any, depth: int = 0) -> bool:
+    if is_plain(value) or depth > _DEEPEST:
+        return False
+    if hasattr(value, "state_dict"):
+        return True
+    inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return any(_holds_state(each, depth + 1) for each in (vars(value).values() if is_own_object(value) else inside))
 
 
 def load(callback: Callback, saved: list[tuple[Way, str, Any]]) -> None:

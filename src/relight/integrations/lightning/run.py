@@ -312,7 +312,7 @@ def has_own(trainer: Any, *hooks: str) -> bool:
 
 
 def _own_callbacks(trainer: Any) -> list[Any]:
-    """Return the callbacks of the script's own classes; those without `state_dict` have attributes only."""
+    """Return the callbacks of classes that are not Lightning's."""
     return [each for each in trainer.callbacks if is_own(each)]
 
 

@@ -139,7 +139,7 @@ class RankProgress:
             self._data |= {"train_dataset": reader.shown, "collate_fn": reader.collate}
 
     def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
-        """Leave to relight what callbacks of the script's own classes hold, but for those that say what their state is.
+        """Leave to relight what callbacks of the script's own classes hold, but for modules that their state_dict says.
 
         Keep it from what this object keeps, where the Trainer is of a class of the script's own. `expect_writes`
         announces code that may exchange weights, and runs in few steps.
@@ -153,8 +153,8 @@ class RankProgress:
             show(name, thing, functools.partial(_is_among, hidden))
         show("trainer", self._trainer, lambda name, _value: name in librarys)
         for number, callback in enumerate(self._trainer.callbacks):
-            if _is_kept_here(callback):
-                show(f"callbacks[{number}]", callback, lambda _name, value: is_plain(value))
+            if is_own(callback):
+                show(f"callbacks[{number}]", callback, functools.partial(_is_kept_here, callback))
             for name, value in vars(callback).items() if not is_own(callback) else ():
                 if callable(value):  # of a LambdaCallback
                     show(f"callbacks[{number}].{name}", value, lambda _name, _value: False)
@@ -200,8 +200,8 @@ class RankProgress:
     def _look_for_late_modules(self) -> None:
         for callback in () if self._late else filter(is_own, self._trainer.callbacks):
             for way, module in callbacks.modules_of(callback, self._known):
-                if not _is_kept_here(callback) and has_tensors(callback.state_dict()):
-                    continue  # it says itself what the state of its modules is
+                if callbacks.says_itself(callback, str(way[0]), module) and has_tensors(callback.state_dict()):
+                    continue
                 self._known.update(self._trainer.lightning_module.modules())  # it may be a new part of the model
                 if any(each in self._known for each in module.modules()):
                     continue
@@ -214,9 +214,8 @@ class RankProgress:
                 return
 
 
-def _is_kept_here(callback: Callback) -> bool:
-    """Return whether a callback is of a class of the script's own that does not say itself what its state is."""
-    return is_own(callback) and is_lightnings(callback, "state_dict")
+def _is_kept_here(callback: Callback, name: str, value: Any) -> bool:
+    return is_plain(value) or callbacks.says_itself(callback, name, value)
 
 
 def _is_among(names: frozenset[str], name: str, _value: Any) -> bool:

@@ -1,8 +1,10 @@
 """Attributes that a framework's own classes use, as opposed to those that a script's subclass adds."""
 
+import inspect
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 # Has relight look into an object of the script's, under a name, less the attributes that the integration keeps. Returns
@@ -15,6 +17,27 @@ def names_in(kind: type, package: tuple[str, ...]) -> set[str]:
     methods = [one for each in kind.__mro__ if each.__module__.startswith(package) for one in vars(each).values()]
     functions = [one.fget if isinstance(one, property) else one for one in methods]
     return {name for one in functions for name in getattr(getattr(one, "__code__", None), "co_names", ())}
+
+
+def words_in(kind: type, method: str) -> set[str]:
+    """The names and texts that the code of a method uses, with those of the class's members that it names."""
+    words: set[str] = set()
+    ahead = [method]
+    while ahead:
+        member = inspect.unwrap(getattr(kind, ahead.pop(), None))  # type: ignore[arg-type]
+        member = member.fget if isinstance(member, property) else member
+        new = _words(getattr(member, "__code__", member)) - words
+        words |= new
+        ahead += new
+    return words
+
+
+def _words(value: Any) -> set[str]:
+    if isinstance(value, CodeType):
+        return {*value.co_names}.union(*map(_words, value.co_consts))
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return set().union(*map(_words, value))
+    return {value} if isinstance(value, str) else set()
 
 
 def is_of_script(file: str) -> bool:

@@ -106,7 +106,6 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_parameters",
     ),
     "torch.nn.parallel.distributed": ("_comm_hooks", "_has_rebuilt_buckets", "_module_parameters", "reducer"),
-    "torch.optim.lr_scheduler": ("_wrapped_by_lr_sched",),
     "torch.optim.optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
     "torch.utils.data._utils.worker": ("_ResumeIteration",),
     "torch.utils.data.dataloader": (

@@ -19,6 +19,7 @@ from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
+from relight.training.state.handed.refusals import late_scheduler, refuse_missing_schedulers
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.lineage import first_lineage
@@ -55,7 +56,8 @@ class Inventory:
     evidence: Evidence | None
 
     def install(self) -> None:
-        """Hook the script's objects, for the time of the loop."""
+        """Hook the script's objects, for the time of the loop. Raises UsageError for a scheduler that it lacks."""
+        refuse_missing_schedulers(self.state.optimizers, [*self.state.objects.values(), *self.state.per_rank.values()])
         self.writes.install()
         for thing in self.state.objects.values():
             if isinstance(thing, LRScheduler):
@@ -83,6 +85,7 @@ class Inventory:
     def standing_risk(self) -> str:
         """Return the reason why any recovery makes the bits doubtful; empty: none does."""
         risks = [self.batches.stray, self.carried.risk(), self.state.attributes.risk()]
+        risks.append(late_scheduler(self.writes.new_schedulers, self.state.optimizers, self.state.objects.values()))
         risks += [thing.standing_risk() for thing in _integrations(self.state) if hasattr(thing, "standing_risk")]
         return next(filter(None, risks), "")
 

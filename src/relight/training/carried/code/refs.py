@@ -61,6 +61,7 @@ class Ref:
     place: Place | None = None
     alias: "Ref | None" = None  # what a name was last set to
     is_part: bool = False  # some item of what is in this place
+    makes: type | None = None  # of a call: the class of the module, optimizer or scheduler that is made there
 
 
 def _as_set(base: Ref) -> Ref:

@@ -55,9 +55,9 @@ class Catalog:
         self.kept: dict[str, Kept] = {}
         self.homes = Homes()
         self.shown_after: list[str] = []  # names that code after the loop may read
-        self.comparison = Comparison(self.loop.spots, lambda thing: is_foreign(thing) or is_of_data(thing))
-        self.is_foreign, self.is_of_data, self.say = is_foreign, is_of_data, say
         self._spots = self.loop.spots
+        self._is_foreign, self.is_of_data, self.say = is_foreign, is_of_data, say
+        self.comparison = Comparison(self._spots, lambda thing: self.is_foreign(thing) or is_of_data(thing))
         self.left_out: set[str] = set()
         self._late = LateModules(self._spots)
         self._left_out_why = ""  # of what decides a step, perhaps
@@ -83,6 +83,10 @@ class Catalog:
         self._watch()
         self._caches_before = self._caches()
 
+    def is_foreign(self, thing: Any) -> bool:
+        """Return whether an object's attributes are kept otherwise, and an integration has not shown it."""
+        return id(thing) not in self._spots.keepers and self._is_foreign(thing)
+
     # --- what is kept ------------------------------------------------------------------------------------------
     def keep(
         self,
@@ -102,7 +106,7 @@ class Catalog:
         name, key = describe(place), key_of(place)
         if key in self.kept or key in self.left_out:
             return self.kept.get(key)
-        if self._is_ignored(name):
+        if self.is_ignored(name) or self._spots.is_kept_otherwise(place):
             return None
         spot = self._spots.find(place)
         if spot is None:
@@ -252,7 +256,7 @@ class Catalog:
                 return True
         return key_of(place) in self.left_out
 
-    def _is_ignored(self, name: str) -> bool:
+    def is_ignored(self, name: str) -> bool:
         """Return whether the script left it out: by this name, its last part, or that of what holds it."""
         return not self.ignored.isdisjoint(_names_of(name))
 
@@ -265,7 +269,7 @@ class Catalog:
         if caches := self._caches().computed_since(self._caches_before, changing):
             return _CACHED.format(names="(), ".join(caches))
         places = [place for place in self.comparison.changed_since() if not self._is_covered(place)]
-        names = sorted(name for name in {describe(place) for place in places} if not self._is_ignored(name))
+        names = sorted(name for name in {describe(place) for place in places} if not self.is_ignored(name))
         return _LATE.format(names=", ".join(names[:_NAMED])) if names else ""
 
     def doubt_order(self, one: Kept) -> None:

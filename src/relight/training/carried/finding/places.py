@@ -307,6 +307,16 @@ class Spots:
             return attributes
         return {name: value for name, value in attributes.items() if not keeps(name, value)}
 
+    def is_kept_otherwise(self, place: Place) -> bool:
+        """Return whether an attribute on the way to a place is one that `show` was told is kept otherwise."""
+        for length in range(1, len(place) if self.keepers else 0):
+            (kind, name, _), holder = place[length], self.find(place[:length])
+            keeps = self.keepers.get(id(holder.get())) if kind == "attribute" and holder is not None else None
+            spot = self.find(place[: length + 1]) if keeps is not None else None
+            if keeps is not None and spot is not None and keeps(name, spot.get()):
+                return True
+        return False
+
     def find(self, place: Place) -> Spot | None:
         """None if something on the way to it is not there."""
         (kind, first, name), *rest = place

@@ -3,15 +3,23 @@
 from types import GeneratorType
 from typing import Any
 
+import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
+from relight.training.carried.code.source import short
 from relight.training.carried.finding.kept import Kept
+from relight.training.carried.reading.making import Made
 from relight.training.carried.values.trees.words import name_of
 from relight.training.script_files import is_script_file
 
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _CHOOSE = "make all of them before the loop, and choose in each step: `{0} = late if step.number >= 1000 else early`"
+
+
+_NOT_HERE = "If no step of this run comes there: training.carry(ignore=({!r},))"
 
 
 def of_declared(thing: Any, problem: Exception) -> UsageError:
@@ -84,6 +92,30 @@ def of_module_by_values(module: str, tensor: str) -> UsageError:
     return UsageError(
         f"{module} changes from step to step ({tensor}), and was not handed over: "
         f"relight.Training({_HAND_OVER.format(module)}"
+    )
+
+
+def of_made(name: str, made: Made) -> UsageError:
+    """A module, optimizer or scheduler that some step makes, and later ones use: seen in the code."""
+    keyword = {AveragedModel: "ema", LRScheduler: "scheduler", torch.optim.Optimizer: "optimizer"}
+    given = next((word for kind, word in keyword.items() if issubclass(made.kind, kind)), "model")
+    return UsageError(
+        f"{short(made.file)}:{made.line}: {name} ({made.kind.__qualname__}), made by a step, goes on from step to "
+        "step, and a replacement could not get it. Make it before the loop, and hand it over: "
+        f"relight.Training({given}="
+        f'{{"{given}": {given}, "late": late}}). Steps may begin to use it at any time, and set its values inside the '
+        "block: late.load_state_dict(...), add_param_group(...), or SequentialLR for schedulers. "
+        f"{_NOT_HERE.format(name)}"
+    )
+
+
+def of_layer(made: Made) -> UsageError:
+    """A layer that some step makes, and puts into a module which was handed over: seen in the code."""
+    return UsageError(
+        f"{short(made.file)}:{made.line}: a step makes {made.layer} ({made.kind.__qualname__}), and a replacement has "
+        "what the script builds before its loop. Build the module with all its layers before relight.Training(...), "
+        "and let a flag or a factor of zero say which of them work: flags and values are carried. "
+        f"{_NOT_HERE.format(made.layer)}"
     )
 
 

@@ -53,6 +53,8 @@ class Search:
             self._note_unread(frame)
         else:
             names = names_of(iteration, frames, self._catalog.is_foreign)
+            if names.new_layer is not None and not catalog.is_ignored(names.new_layer.layer):
+                raise refusals.of_layer(names.new_layer)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
             catalog.dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
             written = {*names.dead, *(found.place for found in names.found.values())}
@@ -80,6 +82,8 @@ class Search:
             self._refuse_of_data(found, where, holder)
             return
         lasting, catalog = self._loop.lasting(found.place), self._catalog
+        if found.made is not None and found.feeds and not catalog.is_ignored(describe(lasting)):
+            raise refusals.of_made(describe(lasting), found.made)
         one = catalog.keep(lasting, where, feeds=found.feeds, late=found.late, after_write=found.after_write)
         if one is None:
             return

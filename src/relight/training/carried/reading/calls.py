@@ -49,6 +49,9 @@ class Calls:
         self._flow = reading.flow
 
     def call(self, node: ast.Call, use: Use, *, is_statement: bool) -> Ref:
+        return self._reading.making.note_call(node, self._call(node, use, is_statement=is_statement))
+
+    def _call(self, node: ast.Call, use: Use, *, is_statement: bool) -> Ref:
         function = node.func
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         receiver: Ref | None = None
@@ -61,7 +64,8 @@ class Calls:
                 into = self._reading.into_changed(function.value)
                 self._flow.mutate(receiver, self._reading.at(node))
                 for argument in arguments:
-                    self._reading.value(argument, into if is_statement else union([into, use]))
+                    given = self._reading.value(argument, into if is_statement else union([into, use]))
+                    self._reading.making.put_into(into, given, argument)
                 return Ref()
         else:
             self._reading.value(

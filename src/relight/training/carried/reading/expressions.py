@@ -87,9 +87,9 @@ class Expressions:
                 self._comprehension(node, use)
                 return Ref()
             case _:
-                for child in ast.iter_child_nodes(node):
-                    if isinstance(child, ast.expr):
-                        self.value(child, use)
+                parts = [self.value(part, use) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+                if isinstance(node, (ast.IfExp, ast.BoolOp)):
+                    return Ref(makes=next((part.makes for part in parts if part.makes is not None), None))
                 return Ref()
 
     def iterate(self, ref: Ref, node: ast.expr | ast.stmt, use: Use) -> None:

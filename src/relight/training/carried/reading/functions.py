@@ -90,7 +90,8 @@ class Functions:
         self._flow.merge(*self._reading.returned)
         results = self._reading.results
         reading.scope, reading.returned, reading.return_use, reading.results = outer
-        return _lasting(results[0]) if len(results) == 1 else Ref()
+        makes = next((one.makes for one in results if one.makes is not None), None)
+        return replace(_lasting(results[0]) if len(results) == 1 else Ref(), makes=makes)
 
     def _bind(self, callee: Callee, scope: Scope, node: ast.Call, use: Use) -> None:
         code = callee.function.__code__

@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.carried.code.iteration import Iteration
 from relight.training.carried.code.refs import Key, Place, describe
 from relight.training.carried.code.scope import Scope
 from relight.training.carried.reading.flow import Flow
+from relight.training.carried.reading.making import Made
 from relight.training.carried.reading.reading import Reading
 
 # A name may stand for another one of these in a later step; other objects of ours (an iterator) only change.
-_PARTS = (torch.Tensor, nn.Module, torch.optim.Optimizer, list, tuple, dict)
+_PARTS = (torch.Tensor, nn.Module, torch.optim.Optimizer, LRScheduler, list, tuple, dict)
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Found:
     late: bool  # it is written after the block
     after_write: bool = False  # it is written after the last call of an optimizer's `step`
     is_counted: bool = False  # by something around `training.steps()`: enumerate, zip
+    made: Made | None = None  # a module, optimizer or scheduler that some step makes and keeps there
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Names:
     # Attributes of tensors, perhaps of parameters; whether they are set after the last call of an optimizer's `step`.
     set_on_tensors: dict[str, bool] = field(default_factory=dict)
     shown_after: list[str] = field(default_factory=list)  # those that code after the loop may read
+    new_layer: Made | None = None  # that some step makes and puts into a module which was handed over
 
 
 def is_of_a_call(place: Place, loop: int) -> bool:
@@ -68,7 +72,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     flow.expose_members()
     feeding = flow.feeding()
     read_after = iteration.read_after | {*frames[iteration.frames - 1].f_code.co_cellvars}
-    names, shown_after = Names(set_on_tensors=flow.attributes_of_tensors()), []
+    names = Names(set_on_tensors=flow.attributes_of_tensors(), new_layer=reading.making.new_layer())
+    shown_after = []
     for key, (file, line) in flow.writes.items():
         value = flow.values.get(key)
         if key[0] == "temporary" or (is_foreign(value) and not isinstance(value, _PARTS)):
@@ -79,9 +84,9 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         is_read_after = len(place) > 1 or place[0][0] != "frame" or place[0][2] in read_after
         if key in flow.exposed or (is_read_after and flow.may_remain(key)):
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
-            names.found[key] = Found(
-                place, file, line, key in feeding, key in flow.written_late, flow.is_after_step(key), is_counted
-            )
+            late, after_write = key in flow.written_late, flow.is_after_step(key)
+            made = reading.making.kept_at(key)
+            names.found[key] = Found(place, file, line, key in feeding, late, after_write, is_counted, made)
             continue
         if not is_foreign(value):
             names.dead.add(place)

@@ -10,6 +10,7 @@ from relight.training.carried.reading.calls import Calls
 from relight.training.carried.reading.expressions import Expressions
 from relight.training.carried.reading.flow import Flow, State, Use
 from relight.training.carried.reading.functions import Functions
+from relight.training.carried.reading.making import Making
 from relight.training.carried.reading.statements import Statements
 from relight.training.carried.reading.targets import Targets
 
@@ -39,6 +40,7 @@ class Reading:
         # --- the parts
         self.expressions = Expressions(self)
         self.calls = Calls(self)
+        self.making = Making(self)
         self.functions = Functions(self)
         self.statements = Statements(self)
         self.targets = Targets(self)

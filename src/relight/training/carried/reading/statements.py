@@ -35,11 +35,14 @@ class Statements:
             case ast.Assign():
                 use = union([self._reading.into(target) for target in node.targets])
                 value = self._reading.value(node.value, use)
+                self._reading.making.assign(node.targets, node.value, value)
                 for target in node.targets:
                     self._reading.assign(target, value)
                     self._reading.targets.see_outside(target, node.value, value)
             case ast.AnnAssign(value=ast.expr() as right):
-                self._reading.assign(node.target, self._reading.value(right, self._reading.into(node.target)))
+                value = self._reading.value(right, self._reading.into(node.target))
+                self._reading.making.assign([node.target], right, value)
+                self._reading.assign(node.target, value)
             case ast.AugAssign():
                 into = self._reading.into_changed(node.target)
                 self._reading.value(node.target, into)
@@ -50,7 +53,7 @@ class Statements:
                     node.test,
                     union([self._reading.targets.effect(node.body), self._reading.targets.effect(node.orelse)]),
                 )
-                self._branches([node.body, node.orelse])
+                self._branches([node.body, node.orelse], node.test)
             case ast.Match():
                 self._reading.value(node.subject, None)
                 self._branches([*(case.body for case in node.cases), []])
@@ -66,7 +69,8 @@ class Statements:
                 self._try(node)
             case ast.Return():
                 if node.value is not None:
-                    self._reading.results.append(self._reading.value(node.value, self._reading.return_use))
+                    value = self._reading.value(node.value, self._reading.return_use)
+                    self._reading.results.append(self._reading.making.named(value))
                 self._reading.returned.append(self._flow.state)
                 self._flow.state = None
             case ast.Continue() | ast.Break() | ast.Raise():
@@ -97,12 +101,13 @@ class Statements:
             case _:
                 pass
 
-    def _branches(self, bodies: Sequence[Sequence[ast.stmt]]) -> None:
+    def _branches(self, bodies: Sequence[Sequence[ast.stmt]], test: ast.expr | None = None) -> None:
         start, late, ends = self._flow.state, self._flow.late, []
         ends_late = late
         for body in bodies:
             self._flow.state, self._flow.late = None if start is None else set(start), late
-            self.body(body)
+            with self._reading.making.under(test, holds=body is bodies[0]):
+                self.body(body)
             ends.append(self._flow.state)
             ends_late |= self._flow.late
         self._flow.state, self._flow.late = None, ends_late

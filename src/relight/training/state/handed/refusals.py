@@ -1,17 +1,18 @@
 """Objects that a script may not hand over: each check raises UsageError, which names the object and what to do."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
 from relight.training.state.handed.handed import Handed, Stateful
+from relight.training.state.handed.schedulers import follows, missing_schedulers
 from relight.training.torch_private.distributed.ddp import stateful_hooks
 from relight.training.torch_private.distributed.zero import ZeroOptimizers
-from relight.training.torch_private.optimizers import has_attached_scheduler
 
 # Classes of torch.distributed by name, so that nothing has to be imported for the check.
 _UNSUPPORTED = {
@@ -29,7 +30,6 @@ def refuse_untrackable(handed: Handed) -> None:
             _refuse_sparse(name, part)
     for name in handed.optimizers:
         refuse_foreign_parameters(handed, name)
-        _refuse_missing_scheduler(handed, name)
 
 
 def refuse_foreign_parameters(handed: Handed, name: str) -> None:
@@ -54,6 +54,18 @@ def refuse_averages_of_zero(handed: Handed, zero: ZeroOptimizers) -> None:
             "write: should a failure strike just there, the average would be of old ones. Use an optimizer that is "
             "not divided, or leave the average out"
         )
+
+
+def late_scheduler(made: Iterable[Any], optimizers: dict[str, Optimizer], handed: Iterable[Any]) -> str:
+    """Say which of the schedulers that steps have made is still there, and was not handed over; "": none is."""
+    known = set(map(id, handed))
+    late = [one for one in made if id(one) not in known and follows(one, optimizers.values())]
+    if not late:
+        return ""
+    return (
+        f"a step has made a scheduler ({type(late[0]).__qualname__}), which a replacement has not: make it before the "
+        "loop, and hand it over (relight.Training(..., scheduler={...})), or let SequentialLR switch to it"
+    )
 
 
 def _refuse_stateless(objects: dict[str, Any]) -> None:
@@ -105,10 +117,11 @@ def _refuse_sparse(name: str, part: Any) -> None:
             )
 
 
-def _refuse_missing_scheduler(handed: Handed, name: str) -> None:
-    attached = has_attached_scheduler(handed.optimizers[name])
-    if attached and not any(isinstance(thing, LRScheduler) for thing in handed.objects.values()):
+def refuse_missing_schedulers(optimizers: dict[str, Optimizer], handed: Iterable[Any]) -> None:
+    """Refuse a scheduler of one of the optimizers that is not among the objects handed over, however it is called."""
+    for scheduler in missing_schedulers(optimizers.values(), handed):
+        name = next(name for name, one in optimizers.items() if follows(scheduler, [one]))
         raise UsageError(
-            f"a learning-rate scheduler is attached to {name} but was not handed over: "
-            "relight.Training(..., scheduler=...)"
+            f"a scheduler of {name} ({type(scheduler).__qualname__}) was not handed over, and a replacement would "
+            "begin it anew: relight.Training(..., scheduler=...), or a dict or list of several"
         )

@@ -5,12 +5,13 @@ it enters; an object that was not handed over is named to the user, because a re
 """
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
@@ -47,6 +48,7 @@ class WriteWatch:
         self._left = left
         self._undo: list[Callable[[], None]] = []
         self._made: set[int] = set()  # optimizers that the step under way made for itself
+        self.new_schedulers: weakref.WeakSet[LRScheduler] = weakref.WeakSet()  # that steps have made
         self._optimizers_at_work = 0  # one may use another
 
     def begin_step(self) -> None:
@@ -71,7 +73,10 @@ class WriteWatch:
         self._left.install()
         self._undo.append(self._left.remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
-        self._undo.append(self._note_new_optimizers())
+        # One that a step makes, uses and throws away (an inner loop of meta-learning) is no state.
+        self._note_new(Optimizer, lambda optimizer: self._made.add(id(optimizer)))
+        for kind in (LRScheduler, ReduceLROnPlateau):
+            self._note_new(kind, self.new_schedulers.add)
         self._wrap(torch.amp.GradScaler, "update", "scaler")
         self._wrap(AveragedModel, "update_parameters", "ema")
 
@@ -84,23 +89,18 @@ class WriteWatch:
         """Catch this kind of scheduler. By its class: an attribute of the instance would land in its state_dict."""
         self._wrap(type(scheduler), "step", None)
 
-    def _note_new_optimizers(self) -> Callable[[], None]:
-        """One that a step makes, uses and throws away (an inner loop of meta-learning) is no state."""
-        original = Optimizer.__init__
-        made = self._made
+    def _note_new(self, kind: Any, note: Callable[[Any], None]) -> None:
+        """Call `note` with each object of this class that a step makes."""
+        original = kind.__init__
 
         @functools.wraps(original)
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            original(optimizer, *args, **kwargs)
+        def __init__(thing: Any, *args: Any, **kwargs: Any) -> None:
+            original(thing, *args, **kwargs)
             if self._in_use():
-                made.add(id(optimizer))
+                note(thing)
 
-        Optimizer.__init__ = __init__  # type: ignore[method-assign, assignment]
-
-        def undo() -> None:
-            Optimizer.__init__ = original  # type: ignore[method-assign]
-
-        return undo
+        kind.__init__ = __init__
+        self._undo.append(lambda: setattr(kind, "__init__", original))
 
     @unseen
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
