@@ -57,7 +57,7 @@ def decide(
     unprepared = tuple(r.rank for r in intact if r.version == base and r.prepared != base)
     if contradiction := _contradiction(intact, base, ahead, unprepared):
         return Halt(reason=contradiction, lost=False)
-    missing = tuple(rank for rank in sorted(private_versions) if base + 1 not in private_versions[rank])
+    missing = _lacking(private_versions, base + 1)
     is_forward, reason = _choose(base, ahead, prepared, unprepared, missing)
     if is_forward and missing:
         return Halt(
@@ -65,8 +65,7 @@ def decide(
             f"version {base + 1} is not held by any agent"
         )
     # A rank with neither version lost its page together with its agent: that it is missing proves nothing then.
-    gone = tuple(rank for rank in sorted(private_versions) if base not in private_versions[rank])
-    if not is_forward and gone:
+    if not is_forward and (gone := _lacking(private_versions, base)):
         return Halt(
             reason=f"the private state of {_ranks(gone)} for version {base} (statistics of BatchNorm, a loader's "
             "position, per_rank objects) is held by no agent"
@@ -80,6 +79,11 @@ def decide(
         finishers=prepared if is_forward else (),
         targets=tuple(sorted(set(range(world_size)) - {r.rank for r in intact})),
     )
+
+
+def _lacking(private_versions: Mapping[int, Collection[int]], version: int) -> tuple[int, ...]:
+    """Return the lost ranks whose private state for a version no agent holds."""
+    return tuple(rank for rank, versions in sorted(private_versions.items()) if version not in versions)
 
 
 def _choose(

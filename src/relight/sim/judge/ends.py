@@ -1,6 +1,6 @@
 """Judge the end of a job: whether it finished with the right bits, or had to end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from relight.core.account.report import JobReport
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from relight.sim.judge.checker import Checker
 
 # Where a bit may flip of what was just copied.
-_BEHIND_A_COPY = ("TAKE_OVER", "PRIVATE", "ROLLBACK", "REFORM")
+_AFTER_A_COPY = ("TAKE_OVER", "PRIVATE", "ROLLBACK", "REFORM")
 
 
 def check_end(seen: "Checker", end: EndJob, report: JobReport) -> None:
@@ -117,39 +117,80 @@ def _is_torn_at_the_end(seen: "Checker", error: str) -> bool:
 
 def _is_excused(seen: "Checker", error: str) -> bool:
     """Return whether these faults must end a job in this way."""
-    kinds = [action for action, _, _ in seen.faults]
-    points = {point for _, _, point in seen.faults}
-    struck = [(kind, seen.workers[name]) for kind, name, _ in seen.faults]
     unsaved = error.partition("No last checkpoint was written: ")[2]
     if unsaved.startswith(("it was not done within", "not all of it is there")):
-        # A rank that cannot write reports it, or is known to be dead; unless it hung after it had answered Stop.
-        reports = [worker.last_report for worker in seen.workers.values() if worker.hung]
-        hangs = any(isinstance(r, Stopped) and r.generation == seen.generation for r in reports)
-        torn = any(worker.surprised for worker in seen.workers.values())
-        return hangs or torn or seen.private_may_be_lost()
-    if unsaved and not seen.disturbed and all(kind is Action.RAISE for kind in kinds):
+        return _could_not_save(seen, error)
+    if unsaved and not seen.disturbed and all(kind is Action.RAISE for kind, _, _ in seen.faults):
         # Who raised stays and keeps its state, so nothing of it is missing.
         return unsaved.startswith(("no step was finished yet", "that of step"))
-    if error.startswith("training finished, but"):
-        late = [worker for _, worker in struck if worker.state.version == seen.until]
-        return any(f"rank {worker.rank} " in error for worker in late)
-    if "before its first step" in error:
-        loading = {"START", "LOADING", "ENTERED"} & points
-        return bool(loading) and any(kind in (Action.EXIT, Action.RAISE) for kind in kinds)
-    if "did not reach its first step" in error:
-        return any(kind is Action.LOOP and worker.state.version == 0 for kind, worker in struck)
-    if "private state" in error:  # it dies with the process and its agent
-        return seen.private_may_be_lost()
-    if "differs between" in error and Action.FLIP_PARAMETER in kinds:
-        alone = len(kinds) == 1 and not seen.disturbed and seen.world_size >= 3 * seen.parts
-        return not alone or "of version 1 " in error  # after the first step the script is taken for the cause
-    if "halting rather than training" in error:  # a copy that is not what was copied
-        return any(kind is Action.FLIP_PARAMETER and point in _BEHIND_A_COPY for kind, _, point in seen.faults)
-    if "was lost before the first step" in error or "was lost before its scripts had ended" in error:
-        return "host lost" in seen.disturbed
-    if "starts have failed" in error:
-        return len(kinds) + ("agent" in seen.disturbed) > 3  # one that died before it could say what it had started
-    if "times in the same place" in error:
-        again = [worker.rank for kind, worker in struck if kind in (Action.LOOP, Action.RAISE)]
-        return len(again) > len(set(again)) or "blackhole" in seen.disturbed
-    return False
+    return next((excuses(seen, error) for words, excuses in _EXCUSES.items() if words in error), False)
+
+
+def _struck(seen: "Checker") -> Iterator[tuple[Action, SimulatedWorker]]:
+    return ((kind, seen.workers[name]) for kind, name, _ in seen.faults)
+
+
+def _could_not_save(seen: "Checker", _error: str) -> bool:
+    """A rank that cannot write reports it, or is known to be dead; unless it hung after it had answered Stop."""
+    reports = [worker.last_report for worker in seen.workers.values() if worker.hung]
+    hangs = any(isinstance(r, Stopped) and r.generation == seen.generation for r in reports)
+    torn = any(worker.surprised for worker in seen.workers.values())
+    return hangs or torn or seen.private_may_be_lost()
+
+
+def _struck_when_done(seen: "Checker", error: str) -> bool:
+    late = [worker for _, worker in _struck(seen) if worker.state.version == seen.until]
+    return any(f"rank {worker.rank} " in error for worker in late)
+
+
+def _left_while_loading(seen: "Checker", _error: str) -> bool:
+    points, kinds = {point for _, _, point in seen.faults}, {kind for kind, _, _ in seen.faults}
+    return bool({"START", "LOADING", "ENTERED"} & points and {Action.EXIT, Action.RAISE} & kinds)
+
+
+def _looped_at_first(seen: "Checker", _error: str) -> bool:
+    return any(kind is Action.LOOP and worker.state.version == 0 for kind, worker in _struck(seen))
+
+
+def _lost_private_state(seen: "Checker", _error: str) -> bool:
+    """Private state dies with the process and its agent."""
+    return seen.private_may_be_lost()
+
+
+def _had_no_majority(seen: "Checker", error: str) -> bool:
+    kinds = [kind for kind, _, _ in seen.faults]
+    alone = len(kinds) == 1 and not seen.disturbed and seen.world_size >= 3 * seen.parts
+    # After the first step the script is taken for the cause.
+    return Action.FLIP_PARAMETER in kinds and (not alone or "of version 1 " in error)
+
+
+def _copied_other_bits(seen: "Checker", _error: str) -> bool:
+    return any(kind is Action.FLIP_PARAMETER and point in _AFTER_A_COPY for kind, _, point in seen.faults)
+
+
+def _lost_a_host(seen: "Checker", _error: str) -> bool:
+    return "host lost" in seen.disturbed
+
+
+def _started_in_vain(seen: "Checker", _error: str) -> bool:
+    """Counts a worker that died before its agent, itself lost, could report what it had started."""
+    return len(seen.faults) + ("agent" in seen.disturbed) > 3
+
+
+def _struck_again(seen: "Checker", _error: str) -> bool:
+    again = [worker.rank for kind, worker in _struck(seen) if kind in (Action.LOOP, Action.RAISE)]
+    return len(again) > len(set(again)) or "blackhole" in seen.disturbed
+
+
+_EXCUSES: dict[str, Callable[["Checker", str], bool]] = {  # by words of the error, of which the first decide
+    "training finished, but": _struck_when_done,
+    "before its first step": _left_while_loading,
+    "did not reach its first step": _looped_at_first,
+    "private state": _lost_private_state,
+    "differs between": _had_no_majority,
+    "halting rather than training": _copied_other_bits,
+    "was lost before the first step": _lost_a_host,
+    "was lost before its scripts had ended": _lost_a_host,
+    "starts have failed": _started_in_vain,
+    "times in the same place": _struck_again,
+}

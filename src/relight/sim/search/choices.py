@@ -18,34 +18,53 @@ IDLE_WAITS = frozenset({"LOADING"})  # points that are left only when nothing el
 
 def choices(here: "Situation") -> list[Action]:
     """Everything that may happen next, in an order that is always the same."""
-    for worker in here.workers.values():  # whom to ask is chosen at once, and may be any source
-        if worker.alive and worker.copying is not None and not (worker.copying.source or worker.copying.over):
-            assert isinstance(worker.machine.order, Restore)
-            return [("ask", worker.name, source.address) for source in worker.machine.order.sources]
+    if questions := _questions(here):
+        return questions
     out: list[Action] = [("up", name) for name, queue in sorted(here.up.items()) if queue]
     out += [("down", name) for name, queue in sorted(here.down.items()) if queue]
     groups = [*here.groups.values(), *(meeting.group for meeting in here.meetings.values())]
     alive = {w.rank: w for w in here.workers.values() if w.alive}
     for group in groups:
         out += _outcomes(group, alive)
-    for generation, meeting in here.meetings.items():
-        if meeting.complete and here.fine:
-            through = meeting.connected | meeting.absent
-            out += [("connect", generation, rank) for rank in sorted(meeting.present - through)]
+    out += _connections(here) if here.fine else ()
     for worker in here.workers.values():
-        if worker.alive and not worker.frozen:
-            if worker.awake and worker.point not in IDLE_WAITS:
-                out.append(("step", worker.name, worker.ticket))
-            if worker.copying is not None and worker.copying.sending and not worker.copying.over:
-                out.append(("arrive", worker.name))
+        out += _moves(worker)
     if not out:
         out += _when_nothing_else(here)
-    if here.faults_left:
-        for worker in here.workers.values():
-            if worker.alive and not worker.frozen and worker.rank >= 0 and worker.point not in ("RELEASED", "EXITING"):
-                out += [("fault", worker.name, kind) for kind in here.kinds]
+    out += _faults(here) if here.faults_left else ()
     out += [("suspect", w.name) for w in here.workers.values() if w.alive and w.frozen and w.name not in here.suspected]
     return out
+
+
+def _questions(here: "Situation") -> list[Action]:
+    """The sources that a worker may ask for its state: it chooses one at once, before anything else happens."""
+    for worker in here.workers.values():
+        if worker.alive and worker.copying is not None and not (worker.copying.source or worker.copying.over):
+            assert isinstance(worker.machine.order, Restore)
+            return [("ask", worker.name, source.address) for source in worker.machine.order.sources]
+    return []
+
+
+def _connections(here: "Situation") -> Iterator[Action]:
+    for generation, meeting in here.meetings.items():
+        if meeting.complete:
+            for rank in sorted(meeting.present - meeting.connected - meeting.absent):
+                yield "connect", generation, rank
+
+
+def _moves(worker: SimulatedWorker) -> Iterator[Action]:
+    if worker.alive and not worker.frozen:
+        if worker.awake and worker.point not in IDLE_WAITS:
+            yield "step", worker.name, worker.ticket
+        if worker.copying is not None and worker.copying.sending and not worker.copying.over:
+            yield "arrive", worker.name
+
+
+def _faults(here: "Situation") -> Iterator[Action]:
+    for worker in here.workers.values():
+        if worker.alive and not worker.frozen and worker.rank >= 0 and worker.point not in ("RELEASED", "EXITING"):
+            for kind in here.kinds:
+                yield "fault", worker.name, kind
 
 
 def _outcomes(group: Group, alive: dict[int, SimulatedWorker]) -> Iterator[Action]:

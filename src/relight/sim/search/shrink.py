@@ -1,6 +1,7 @@
 """Makes a failing schedule small: fewer faults, ranks, steps and oddities, as long as the same invariant breaks."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -9,6 +10,22 @@ from relight.sim.model.schedule import SAMPLE_SECONDS, NetworkFault, ProcessFaul
 
 Breaks = Callable[[Schedule], Violation | None]
 _MAX_TRIES = 2000
+_SIMPLEST: dict[str, Any] = {  # of fields that can be made simple independently; what is more has a greater value
+    "slow_messages": 0.0,
+    "repeated_messages": 0.0,
+    "late_messages": 0.0,
+    "seen_dying": 0.0,
+    "slow_rank": -1,
+    "watched": False,
+    "gathers": False,
+    "parts": 1,
+    "relearns": False,
+    "learns": False,
+    "shapes": (),
+    "bug_step": -1,
+    "verify_every": 1,
+    "sample_seconds": SAMPLE_SECONDS,
+}
 
 
 def shrink(schedule: Schedule, breaks: Breaks) -> Schedule:
@@ -38,31 +55,11 @@ def _simpler(schedule: Schedule) -> Iterator[Schedule]:
         yield change(schedule, faults=_without(schedule.faults, index))
     for index in range(len(schedule.network)):
         yield change(schedule, network=_without(schedule.network, index))
-    for name in ("slow_messages", "repeated_messages", "late_messages", "seen_dying"):
-        if getattr(schedule, name):
-            yield change(schedule, **{name: 0.0})
-    if schedule.slow_rank >= 0:
-        yield change(schedule, slow_rank=-1)
-    if schedule.watched:
-        yield change(schedule, watched=False)
-    if schedule.gathers:
-        yield change(schedule, gathers=False)
-    if schedule.parts > 1:
-        yield change(schedule, parts=1)
-    if schedule.relearns:
-        yield change(schedule, relearns=False)
-    if schedule.learns:
-        yield change(schedule, learns=False)
-    if schedule.shapes:
-        yield change(schedule, shapes=())
+    for name, simplest in _SIMPLEST.items():
+        if getattr(schedule, name) > simplest:
+            yield change(schedule, **{name: simplest})
     for index in range(len(schedule.shapes) if len(schedule.shapes) > 1 else 0):
         yield change(schedule, shapes=_without(schedule.shapes, index))
-    if schedule.bug_step >= 0:
-        yield change(schedule, bug_step=-1)
-    if schedule.verify_every > 1:
-        yield change(schedule, verify_every=1)
-    if schedule.sample_seconds > SAMPLE_SECONDS:
-        yield change(schedule, sample_seconds=SAMPLE_SECONDS)
     fewer = schedule.world_size - schedule.nodes  # as many on each host
     if fewer >= max(2, schedule.nodes):
         yield change(schedule, world_size=fewer, slow_rank=-1)

@@ -26,7 +26,7 @@ from relight.training.worker.lineage import first_lineage
 from relight.training.worker.proof.evidence import Evidence, begin_evidence
 from relight.training.worker.proof.repeat import RepeatCheck
 from relight.training.worker.recovery.recovery import Recovery
-from relight.training.worker.recovery.taking import FallbackTiers
+from relight.training.worker.recovery.taking import FallbackTiers, StateTaking
 from relight.training.worker.step.barrier import Barrier
 from relight.training.worker.step.left_gradients import LeftGradients
 from relight.training.worker.step.phases import PhaseHooks
@@ -109,11 +109,7 @@ def take_inventory(
 
     Args:
         runtime, state: of this process, and to be trained.
-        data: see `Training`, as the next three.
-        accumulate: batches per step.
-        short_groups: the last step of an epoch gets the batches that are left.
-        seed: of the random streams.
-        rng: "step" or "preserve".
+        data, accumulate, short_groups, seed, rng: see `Training`.
     """
     assignment = Assignment()
     assignment.follow(state, runtime.rank, runtime.world_size)
@@ -128,8 +124,9 @@ def take_inventory(
     snapshots = Snapshots(runtime, state, assignment)
     transaction = Transaction(state, runtime.protection, carried, batches)
     tiers, values = FallbackTiers(snapshots, checkpointing, publishing), carried.rank_values
-    recovery = Recovery(runtime, state, batches, assignment, private, tiers, transaction, values)
-    barrier = Barrier(runtime, state, assignment, private, transaction, recovery, snapshots, publishing)
+    taking = StateTaking(runtime, state, batches, assignment, private, tiers, transaction, values)
+    recovery = Recovery(runtime, state, tiers, taking)
+    barrier = Barrier(runtime, state, assignment, private, transaction, recovery, tiers, values)
     left = LeftGradients(state.optimizers, lambda: runtime.generation, runtime.notices.doubt, state.note_each_gradient)
     inventory = Inventory(
         runtime=runtime,

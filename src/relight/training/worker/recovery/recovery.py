@@ -14,39 +14,23 @@ from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.errors import CheckpointError, RestoreError, StepInterrupted
-from relight.training.carried.rank_values import RankValues
 from relight.training.collectives.generation_group import Forming, GenerationGroups
-from relight.training.data.batches import Batches
 from relight.training.process.controller.orders import Superseded
-from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
-from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
-from relight.training.transaction.transaction import Transaction
 from relight.training.worker.recovery.taking import FallbackTiers, RestoreWork, StateTaking
 
 
 class Recovery:
     """Everything that changes the state of this rank other than the script itself."""
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        state: TrackedState,
-        batches: Batches,
-        assignment: Assignment,
-        private: PrivateState,
-        tiers: FallbackTiers,
-        transaction: Transaction,
-        rank_values: RankValues,
-    ) -> None:
-        self.rank_values = rank_values
-        self._tiers = tiers
-        self._snapshots = tiers.snapshots
+    def __init__(self, runtime: Runtime, state: TrackedState, tiers: FallbackTiers, taking: StateTaking) -> None:
         self._runtime = runtime
         self._state = state
         self._worker = runtime.worker
-        self._taking = StateTaking(runtime, state, batches, assignment, private, tiers, transaction, rank_values)
+        self._tiers = tiers
+        self._snapshots = tiers.snapshots
+        self._taking = taking
         self._finish_started_ns = 0
         self.resumed_ns = 0  # when this rank last began to train again
         self._forming: Forming | None = None

@@ -9,17 +9,16 @@ from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.errors import StepInterrupted, UsageError
-from relight.training.carried.rank_values import differing_slots, entries_of, row_of
-from relight.training.checkpoint.snapshots import Snapshots
+from relight.training.carried.rank_values import RankValues, differing_slots, entries_of, row_of
 from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
-from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
 from relight.training.state.corruption import DigestExchange, differ, differing_tensors
 from relight.training.state.tracked import TrackedState
 from relight.training.torch_private.script_modes import unseen
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.recovery.recovery import Recovery
+from relight.training.worker.recovery.taking import FallbackTiers
 
 # Looked up once: each look-up in an enumeration takes 0.1 us.
 _BARRIER, _OPTIMIZER = Phase.BARRIER, Phase.OPTIMIZER
@@ -42,8 +41,8 @@ class Barrier:
         private: PrivateState,
         transaction: Transaction,
         recovery: Recovery,
-        snapshots: Snapshots,
-        publishing: Publishing,
+        tiers: FallbackTiers,
+        rank_values: RankValues,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -52,9 +51,9 @@ class Barrier:
         self._private = private
         self._transaction = transaction
         self._recovery = recovery
-        self._snapshots = snapshots
-        self._publishing = publishing
-        self._rank_values = recovery.rank_values
+        self._snapshots = tiers.snapshots
+        self._publishing = tiers.publishing
+        self._rank_values = rank_values
         self._digest_exchange = DigestExchange(state.replica.digest)
         self._is_early = False  # it stands in front of a write
         self._passed: happened.BarrierPassed | None = None
