@@ -90,8 +90,9 @@ averaged after the write in every hundredth step.
 - Two steps in a row that were alike on all ranks are enough for a step of one write. If any step had several writes,
   it takes 64: one of them may come more often in a later step. Ranks tell each other of this, too.
 - Once steps have **differed** in the place of their last need of other ranks, nothing is learnt any more: for the rest
-  of the job every write has a pre-image, and the barrier stands at the end. What only the first steps do (a value that
-  is set once) is no difference, nor is a step without a write, nor other writes where nothing more needs other ranks.
+  of the job every write has a pre-image, and the barrier stands at the end. It is no difference if only the first
+  steps do something (set a value once), nor if a step has no write, or other writes where nothing more needs other
+  ranks.
 - A rank keeps this through recoveries, and adds it to its number in each barrier, that of the step which differs
   included, so all ranks, and every replacement, know of it with the next barrier that they pass.
 

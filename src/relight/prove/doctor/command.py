@@ -24,8 +24,8 @@ _DESCRIPTION = """\
 Say before a job waits in a queue what relight would protect, what it cannot see, and what to change.
 
 The script runs for a few steps, without a failure, on this host. relight compares its ranks, computes the second step
-twice, and compares the variables that the script carries from step to step, as in any job. What it would refuse or
-warn of is printed with its line, if that is known. A script that does not use relight is not run.
+twice, and compares the variables that the script carries from step to step, as in any job. Everything that
+it would refuse or warn of is printed with its line, if that is known. A script that does not use relight is not run.
 
 The script's own files are written as in any run. Checkpoints (training.checkpoint) are neither read nor left, loggers
 (training.log_to) get nothing, code after the loop does not run, and nothing of the job is left without --run-dir.
