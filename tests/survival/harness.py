@@ -286,6 +286,25 @@ def plain_environment() -> dict[str, str]:
     return {**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
+def finals_under_torchrun(directory: Path, ranks: int, program: str, *arguments: str) -> dict[int, dict[str, str]]:
+    """Run a program without relight; return the digests of its final state, by rank."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
+        *(str(PROGRAMS / program), *arguments, "--save", str(directory / "plain")),
+    ]
+    plain = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        check=False,
+    )
+    assert plain.returncode == 0, plain.stderr
+    return {rank: json.loads((directory / f"plain.{rank}").read_text()) for rank in range(ranks)}
+
+
 @functools.cache
 def template_socket() -> str:
     """Start a process that imports torch for all jobs of this one, and ends with it, however that ends.

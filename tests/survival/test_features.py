@@ -1,13 +1,10 @@
 """Features of published training scripts: each survives a failure in mid-training with the bits of none."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, ROOT, Bench, Training, plain_environment
+from tests.survival.harness import Bench, Training, finals_under_torchrun
 from tests.survival.judge import check_faults, check_survived
 
 STEPS = 8  # two epochs of four batches
@@ -182,20 +179,5 @@ def test_options(bench: Bench, arguments: str) -> None:
 def test_undisturbed_is_plain_ddp(bench: Bench, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """Relight itself changes no bit: the same loop under torchrun ends with the same parameters on each rank."""
     training = Training(steps=STEPS, arguments=("--dropout", "0", "--noise", "0", *arguments))
-    reference = bench.reference(training)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(training.ranks)),
-        *(str(PROGRAMS / "plain_ddp.py"), "--steps", str(STEPS), "--save", str(tmp_path / "plain"), *arguments),
-    ]
-    plain = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
-    assert plain.returncode == 0, plain.stderr
-    finals = {rank: json.loads((tmp_path / f"plain.{rank}").read_text()) for rank in range(training.ranks)}
-    assert finals == reference.finals
+    plain = finals_under_torchrun(tmp_path, training.ranks, "plain_ddp.py", "--steps", str(STEPS), *arguments)
+    assert plain == bench.reference(training).finals

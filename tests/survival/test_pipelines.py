@@ -4,17 +4,14 @@ Each job is compared bit for bit with an undisturbed one, per rank. All of it is
 example (tests/examples/test_pipeline.py).
 """
 
-import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from relight.chaos.plan import describe_fault
 from relight.core.protocol.fault import Action, Fault, Point
-from tests.survival.harness import DEADLINE_SECONDS, PROGRAMS, ROOT, Bench, Training, plain_environment, send
+from tests.survival.harness import Bench, Training, finals_under_torchrun, send
 from tests.survival.judge import check_faults, check_protocol, check_survived, traceback_of
 from tests.survival.test_combinations import members, trains
 from tests.survival.test_matrix import POINTS
@@ -140,21 +137,5 @@ def test_what_is_missing_is_said_before_the_first_step(bench: Bench, argument: s
 def test_undisturbed_is_plain_torch(bench: Bench, tmp_path: Path, arguments: str) -> None:
     """Relight itself changes no bit: the same steps under torchrun end with the same stages."""
     training = pipeline(7, "--dropout", "0", *arguments.split())
-    reference = bench.reference(training)
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
-        *(str(PROGRAMS / training.program), "--plain", "--steps", "7", "--save", str(tmp_path / "plain")),
-        *training.arguments,
-    ]
-    plain = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=plain_environment(),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        check=False,
-    )
-    assert plain.returncode == 0, plain.stderr
-    finals = {rank: json.loads((tmp_path / f"plain.{rank}").read_text()) for rank in RANKS}
-    assert finals == reference.finals
+    plain = finals_under_torchrun(tmp_path, 4, training.program, "--plain", "--steps", "7", *training.arguments)
+    assert plain == bench.reference(training).finals
