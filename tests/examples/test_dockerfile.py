@@ -57,16 +57,26 @@ def test_the_files_that_it_copies_are_sent_to_docker() -> None:
         assert source.startswith("dist/") or (REPOSITORY / source).exists(), source
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = str(tmp_path_factory.mktemp("dist"))
+    (wheel,) = builder.WheelBuilder(str(REPOSITORY)).build(directory=directory, versions=["standard"])
+    return Path(wheel)
+
+
 @pytest.mark.parametrize("given", [{}, {"EXTRAS": ""}], ids=["as it is", "without GPUs"])
-def test_its_steps_install_the_wheel(tmp_path: Path, given: dict[str, str]) -> None:
+def test_its_steps_install_the_wheel(tmp_path: Path, wheel: Path, given: dict[str, str]) -> None:
     """In an environment that sees the packages of this one, so that none is downloaded; the constraints are kept."""
-    (wheel,) = builder.WheelBuilder(str(REPOSITORY)).build(directory=str(tmp_path), versions=["standard"])
-    assert fnmatch.fnmatch(Path(wheel).name, "relight-*.whl")
+    assert fnmatch.fnmatch(wheel.name, "relight-*.whl")
+    shutil.copy(wheel, tmp_path)
     shutil.copy(REPOSITORY / "constraints.txt", tmp_path)
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "image")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "image")], check=True)
     (site,) = (tmp_path / "image" / "lib").glob("python*/site-packages")
     here = sysconfig.get_paths()["purelib"]
     (site / "below.pth").write_text(f"import sys; sys.path.append({here!r})\n")
+    pip = tmp_path / "image" / "bin" / "pip"
+    pip.write_text(f'#!/bin/sh\nexec {tmp_path}/image/bin/python -m pip "$@"\n')
+    pip.chmod(0o755)
     environment = {**os.environ, **defaults(), **given, "PATH": f"{tmp_path / 'image' / 'bin'}:{os.environ['PATH']}"}
     step = run_step("pip install").replace("/tmp/", f"{tmp_path}/")
     done = subprocess.run(["sh", "-c", step], env=environment, capture_output=True, text=True, check=False, timeout=300)
@@ -74,7 +84,7 @@ def test_its_steps_install_the_wheel(tmp_path: Path, given: dict[str, str]) -> N
     assert ("nvidia-ml-py" in done.stdout) == (not given), done.stdout
     assert not list(tmp_path.glob("*.whl"))
     assert (site / "relight" / "cli.py").exists()
-    asked = subprocess.run([str(tmp_path / "image/bin/pip"), "check"], capture_output=True, text=True, check=False)
+    asked = subprocess.run([str(pip), "check"], capture_output=True, text=True, check=False)
     assert "relight" not in asked.stdout, asked.stdout
     shown = subprocess.run(
         [str(tmp_path / "image/bin/relight"), "--version"], capture_output=True, text=True, check=True

@@ -1,5 +1,7 @@
 """The library of idioms: each script ends with the bits of an undisturbed run, or relight says what to change."""
 
+import fcntl
+import os
 from typing import Any
 
 import pytest
@@ -28,9 +30,17 @@ ADDED_UP = ("lr_finder", "vqgan_late_discriminator")
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, str]:
-    """Output of these scripts without relight: undisturbed, they have the same bits under it."""
-    return sections(without_relight(*COMMON, *ADDED_UP))
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Output of these scripts without relight, once in a session: undisturbed, they have the same bits under it."""
+    directory = tmp_path_factory.getbasetemp()
+    directory = directory.parent if "PYTEST_XDIST_WORKER" in os.environ else directory
+    with (directory / "idioms-without-relight").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if not (output := file.read()):
+            output = without_relight(*COMMON, *ADDED_UP)
+            file.write(output)
+    return sections(output)
 
 
 @pytest.mark.parametrize("name", COMMON)

@@ -441,6 +441,8 @@ def test_a_full_disk_is_told_loudly_and_the_job_goes_on(start: Start) -> None:
     agent.relay(first, StoreWait(request=1, generation=1, keys=("k",)))
     assert agent.expect_for(first, StoreReply).values == (b"v",)
     controller.process.send_signal(signal.SIGTERM)
+    agent.expect(StopAgent)
+    agent.close()
     told = [message for message in observer.expect_end() if isinstance(message, NoticeUpdate)]
     assert not [notice for notice in told if "the journal" in notice.text]  # once is enough
     read_journal(controller.run_dir / "journal.jsonl")  # what is there can be read

@@ -87,11 +87,11 @@ def test_a_name_left_in_shared_memory_is_noticed_if_the_job_made_it(bench: Bench
         plant(planted, "sem.relight-neighbour-w0-a", f"torch_{os.getpid()}_7", f"psm_{uuid.uuid4().hex}")
         job.release()
         job.wait()
-        for name in (f"sem.{directory.name}-w0-a", f"torch_{pid}_7", f"cuda.shm.{os.getuid()}.{pid:x}.1"):
-            with contextlib.ExitStack() as own:
-                plant(own, name)
-                with pytest.raises(AssertionError, match=rf"^\['{re.escape(name)}'\] still"):
-                    job.check_nothing_is_left()
+        names = (f"cuda.shm.{os.getuid()}.{pid:x}.1", f"sem.{directory.name}-w0-a", f"torch_{pid}_7")
+        with contextlib.ExitStack() as own:
+            plant(own, *names)
+            with pytest.raises(AssertionError, match=rf"^{re.escape(str([*names]))} still"):
+                job.check_nothing_is_left()
         job.check_nothing_is_left()
 
 
