@@ -70,10 +70,17 @@ def test_after_an_exception_that_the_script_caught_a_rank_may_be_lost(bench: Ben
     check_survived(bench.run(training, faults=[fault]), bench.reference(training))
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("how", ["held", "caught"])
-def test_a_state_that_may_have_changed_since_is_not_copied(bench: Bench, how: str) -> None:
-    """The code after the loop is over before the survivor hears of the loss: the job ends, and says why."""
-    outcome = bench.run(leaving(how), faults=[f"kill rank 0 in AFTER_STEP of step {LAST}"])
+def test_a_state_that_may_have_changed_since_is_not_copied(bench: Bench, how: str, *, late: bool) -> None:
+    """The survivor runs the code after the loop without the replacement: the job ends, and says why.
+
+    Args:
+        late: the survivor hears of the loss in the step, and recovers before the code after the loop. Otherwise it may
+            hear of the loss at any time.
+    """
+    slow = [f"slow rank 1 in AFTER_WRITE of step {LAST}"] if late else []
+    outcome = bench.run(leaving(how), faults=[*slow, f"kill rank 0 in AFTER_STEP of step {LAST}"])
     assert outcome.status != 0, outcome.describe()
     assert "the code after the loop has run here" in outcome.report.error, outcome.describe()
 

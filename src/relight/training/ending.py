@@ -32,6 +32,8 @@ _STARTER = Path(__file__).with_name("bootstrap.py")
 
 def end_with(runtime: "Runtime | None", error: BaseException) -> NoReturn:
     """Report that the script failed, and end, unless this process has state that a last checkpoint may need."""
+    if runtime is not None and isinstance(error, Exception):
+        runtime.await_cause()
     holder = _holder(runtime, error)
     _report(runtime, error, stands=holder is not None)
     if holder is not None:

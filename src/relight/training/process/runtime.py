@@ -148,6 +148,14 @@ class Runtime:
         """Hand an event in, while no order arrives."""
         return self.orders.handle(event)
 
+    def await_cause(self) -> None:
+        """Wait, before the first step and if a connection has ended, for the controller to end this process for it.
+
+        The peer's own end is the cause of what failed here, and is what the job is to end with.
+        """
+        if not self.has_begun and self.groups.is_broken:
+            self.orders.await_stop(VERDICT_SECONDS)
+
     def report_status(self) -> None:
         """Report what this rank holds, as a basis of the decision."""
         self.reports.status(self.holdings, self.restores.server)

@@ -103,7 +103,8 @@ class Membership:
         step asks once in a generation, so that the answer is the same everywhere; a failure meanwhile prevents it.
 
         Raises:
-            UsageError: this script has run that code and goes on.
+            UsageError: this script has run that code and goes on, or may have changed the state after the loop, which
+                a replacement has a copy of.
         """
         runtime, worker, step = self._runtime, self._worker, self.offered
         if step is not None and step.committed and not leaves:
@@ -117,6 +118,8 @@ class Membership:
             return
         self._asked_in = runtime.generation
         leaving, knowing = answer
+        if leaves and leaving < runtime.world_size:
+            self._refuse_changed_state()
         was_begun = worker.version == 0 or worker.attempt > 0 or worker.version < worker.begun_before
         if not knowing and not was_begun and self._parts.carried.may_leave:
             runtime.notices.doubt(
@@ -226,14 +229,17 @@ class Membership:
 
     def _go_back(self, actions: act.Actions) -> bool:
         """Recover, and return False. Raises UsageError if code after the loop has changed the state."""
+        self._refuse_changed_state()
+        self._recover(actions)
+        return False
+
+    def _refuse_changed_state(self) -> None:
         if self._left_with not in (None, self._digest()):
             raise UsageError(
                 "a rank was lost before all had finished training, and the code after the loop has run here and may "
-                "have changed the state, which a replacement would copy. Leave the loop by `break`, in `for step in "
-                "training.steps(...)` itself: then relight finishes before the code after the loop runs"
+                "have changed the state; a replacement does not run that code. Leave the loop by `break`, in `for step "
+                "in training.steps(...)` itself: then relight finishes before the code after the loop runs"
             )
-        self._recover(actions)
-        return False
 
     # --- the script's end (Lifecycle) -------------------------------------------------------------------------
     def at_end_of_script(self) -> None:
