@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from relight.integrations.trainers.held import modules_held
+from relight.training.state.handed.schedulers import missing_schedulers
 
 MODEL = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
@@ -36,6 +38,16 @@ def test_modules_without_parameters_have_no_state_of_all_ranks() -> None:
     """A metric keeps sums of its rank."""
     counting = nn.BatchNorm1d(2, affine=False)
     assert held(loss=nn.MSELoss(), counting=counting, none=None) == ({}, {})
+
+
+def test_a_scheduler_of_a_callbacks_own_is_taken_and_the_trainers_is_not() -> None:
+    optimizer = torch.optim.SGD(MODEL.parameters(), 0.1)
+    plateau, theirs = ReduceLROnPlateau(optimizer), ExponentialLR(optimizer, 0.9)
+    holders = {"callback_0": SimpleNamespace(plateau=plateau, theirs=theirs)}
+    modules, others = modules_held(holders, (MODEL,), (theirs,))
+    assert (modules, list(others)) == ({}, ["callback_0_plateau"])
+    assert others["callback_0_plateau"].state_dict() == plateau.state_dict()
+    assert missing_schedulers([optimizer], [theirs, *others.values()]) == []
 
 
 class Own:

@@ -96,7 +96,7 @@ class FitRun:
         schedulers = [HeldScheduler(each) if isinstance(each, ReduceLROnPlateau) else each for each in self._schedulers]
         averages = _averages(trainer)
         callbacks = {f"callback_{number}": each for number, each in enumerate(_own_callbacks(trainer))}
-        held, own_averages = modules_held(callbacks, (strategy.model, *averages.values()))
+        held, own_averages = modules_held(callbacks, (strategy.model, *averages.values()), self._schedulers)
         self.training = relight.Training(
             model={"model": strategy.model, **held} if held else strategy.model,
             optimizer=_named("optimizer", optimizers),

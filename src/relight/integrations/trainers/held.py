@@ -17,11 +17,10 @@ from relight.integrations.trainers.own_names import is_of_script
 _DEEPEST = 4  # objects, one in another
 _MOST = 64  # items of a container
 _FRAMEWORKS = ("accelerate", "lightning", "relight", "torch", "torchdata", "torchmetrics", "transformers", "trl")
-_KEPT = (torch.optim.Optimizer, LRScheduler)  # by the trainer, also those of other packages
 
 
 class HeldScheduler:
-    """A scheduler that follows a metric: it steps after an evaluation, which is not the write of a step."""
+    """A scheduler that steps after an evaluation, or in a hook, which is not the write of a step."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
@@ -36,14 +35,16 @@ class HeldScheduler:
         self._scheduler.load_state_dict(saved)
 
 
-def modules_held(holders: Mapping[str, Any], known: Iterable[nn.Module]) -> tuple[dict[str, nn.Module], dict[str, Any]]:
+def modules_held(
+    holders: Mapping[str, Any], known: Iterable[nn.Module], schedulers: Iterable[Any] = ()
+) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     """Return modules with parameters that objects hold, by names made of the way to each: a teacher, say.
 
-    Returned by themselves: averages of torch's AveragedModel, and objects of libraries with `state_dict`, such as an
-    average of another kind. Looked into are containers and objects of the script's own classes, some deep. `known`:
-    modules that are handed over anyway, with all in them.
+    Returned by themselves: averages of torch's AveragedModel, schedulers, and objects of libraries with `state_dict`,
+    such as an average of another kind. Looked into are containers and objects of the script's own classes, some deep.
+    `known`: modules that are handed over anyway, with all in them; so are `schedulers`.
     """
-    seen = {id(inner) for module in known for inner in module.modules()}
+    seen = {id(inner) for module in known for inner in module.modules()} | set(map(id, schedulers))
     modules: dict[str, nn.Module] = {}
     others: dict[str, Any] = {}
     ahead = deque((f"{holder}_{name}", value, 1) for holder, thing in holders.items() for name, value in _in(thing))
@@ -58,6 +59,9 @@ def modules_held(holders: Mapping[str, Any], known: Iterable[nn.Module]) -> tupl
             seen |= inner
             found: dict[str, Any] = others if isinstance(value, AveragedModel) else modules
             found[name] = value
+        elif isinstance(value, LRScheduler):
+            seen.add(id(value))
+            others[name] = HeldScheduler(value)
         elif _has_state(value):
             seen.add(id(value))
             others[name] = value
@@ -86,6 +90,10 @@ def _in(thing: Any) -> Iterator[tuple[str, Any]]:
 
 def _has_state(thing: Any) -> bool:
     """Return whether an object of a library says what its state is; trainers keep those of frameworks by themselves."""
-    if isinstance(thing, (type, *_KEPT)) or is_own_object(thing) or type(thing).__module__.split(".")[0] in _FRAMEWORKS:
+    if (
+        isinstance(thing, (type, torch.optim.Optimizer))
+        or is_own_object(thing)
+        or type(thing).__module__.split(".")[0] in _FRAMEWORKS
+    ):
         return False
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))

@@ -56,8 +56,9 @@ class TrainerRun:
         self.progress = Progress(trainer, updates.batch_sampler)
         scaler = getattr(trainer.accelerator, "scaler", None)
         self._rank_progress = RankProgress(trainer, self.logs, reader.shown)
-        held, averages = modules_held(_holders_of(trainer), (model, trainer.model))
         scheduler = trainer.lr_scheduler
+        schedulers = (scheduler, getattr(scheduler, "scheduler", None))  # accelerate's, around another
+        held, averages = modules_held(_holders_of(trainer), (model, trainer.model), schedulers)
         self._follows_metric = isinstance(scheduler, (ReduceLROnPlateau, GreedyLR))
         self.training = relight.Training(
             model={"model": model, **held} if held else model,

@@ -123,5 +123,6 @@ def refuse_missing_schedulers(optimizers: dict[str, Optimizer], handed: Iterable
         name = next(name for name, one in optimizers.items() if follows(scheduler, [one]))
         raise UsageError(
             f"a scheduler of {name} ({type(scheduler).__qualname__}) was not handed over, and a replacement would "
-            "begin it anew: relight.Training(..., scheduler=...), or a dict or list of several"
+            "begin it anew: relight.Training(..., scheduler=...), or a dict or list of several; with a framework's "
+            "Trainer, give it to that, or make it in a callback's __init__, on_train_begin or on_fit_start"
         )
