@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from relight.script_files import adopt_caller
 from relight.training.carried.carried import Carried
 from relight.training.carried.values.parts import NoParts, Parts, is_part
-from relight.training.script_files import adopt_caller
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
 from relight.transfer.io.codec import encode_tree

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from relight.script_files import adopt_caller, is_script_file, is_script_module
 from relight.training.carried.code.misuse import loops_around
-from relight.training.script_files import adopt_caller, is_script_file, is_script_module
 from tests.training.carried_scripts import compose, judge
 
 

@@ -17,10 +17,10 @@ from relight.core.protocol.events import WorkerFailed, WorkerReleased
 from relight.core.worker.events import ScriptFailed
 from relight.core.worker.states import State
 from relight.errors import RelightError, UsageError
+from relight.script_files import is_script_file
 from relight.training.output import flush, tell
 from relight.training.process.holdings import Lifecycle
 from relight.training.process.leftovers import end_children, expect_ends_of_children, keep_together
-from relight.training.script_files import is_script_file
 from relight.words import described
 
 if TYPE_CHECKING:  # its home imports torch, which a script may do without, or import later

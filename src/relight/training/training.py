@@ -15,12 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.errors import UsageError
+from relight.script_files import adopt_caller
 from relight.training.carried.code.misuse import another_loop
 from relight.training.carried.code.source import lines_of
 from relight.training.ending import end_with
 from relight.training.job import current_runtime
 from relight.training.process.runtime import Runtime
-from relight.training.script_files import adopt_caller
 from relight.training.state.tracked import TrackedState
 from relight.training.step import Step
 from relight.training.worker.inventory import take_inventory

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
-from relight.integrations.trainers.own_names import is_of_script
+from relight.script_files import is_script_file
 
 _DEEPEST = 4  # objects, one in another
 _MOST = 64  # items of a container
@@ -75,7 +75,7 @@ def is_own_object(thing: Any) -> bool:
     """Return whether an object is of a class of the script's own."""
     module = sys.modules.get(type(thing).__module__)
     file = getattr(module, "__file__", None)
-    return hasattr(thing, "__dict__") and file is not None and is_of_script(file)
+    return hasattr(thing, "__dict__") and file is not None and is_script_file(file)
 
 
 def _in(thing: Any) -> Iterator[tuple[str, Any]]:

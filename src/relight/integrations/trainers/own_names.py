@@ -1,9 +1,7 @@
 """Attributes that a framework's own classes use, as opposed to those that a script's subclass adds."""
 
 import inspect
-import sysconfig
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -38,11 +36,3 @@ def _words(value: Any) -> set[str]:
     if isinstance(value, (tuple, list, set, frozenset)):
         return set().union(*map(_words, value))
     return {value} if isinstance(value, str) else set()
-
-
-def is_of_script(file: str) -> bool:
-    """Return whether the code of a file is neither installed nor generated."""
-    return not file.startswith("<") and "site-packages" not in file and not file.startswith(_LIBRARIES)
-
-
-_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}, str(Path(__file__).parents[2]))

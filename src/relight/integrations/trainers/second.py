@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from relight.integrations.trainers.own_names import is_of_script
+from relight.script_files import is_script_file
 
 _LOOPS = (ast.For, ast.AsyncFor)
 _BRANCHES = (ast.If, ast.IfExp, ast.While, ast.Match, ast.ExceptHandler)
@@ -26,7 +26,7 @@ def comes_again(method: str, kind: type) -> str | None:
     here: FrameType | None = sys._getframe(1)
     call: _Call = _OfMethod(method, kind)
     while here is not None:
-        if is_of_script(here.f_code.co_filename) and not _is_method_of(here, kind):
+        if is_script_file(here.f_code.co_filename) and not _is_method_of(here, kind):
             way = _way_in(here)
             line = _second_line(way, here, call)
             if line is not None:

@@ -14,8 +14,9 @@ import torch
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerControl, TrainerState
 
-from relight.integrations.trainers.own_names import Show, is_of_script, names_in
+from relight.integrations.trainers.own_names import Show, names_in
 from relight.integrations.transformers.logs import Logs
+from relight.script_files import is_script_file
 
 _OF_RANK = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history"}
 _REPORTERS = (PrinterCallback, ProgressCallback, *INTEGRATION_TO_CALLBACK.values())
@@ -136,7 +137,7 @@ def _names(kind: Any) -> list[str]:
 def _is_librarys(value: Any) -> bool:
     """Return whether a value is a function of a library, or one with some arguments, which the library makes anew."""
     code = getattr(value.func if isinstance(value, functools.partial) else value, "__code__", None)
-    return code is not None and not is_of_script(code.co_filename)
+    return code is not None and not is_script_file(code.co_filename)
 
 
 def _is_plain(value: Any) -> bool:

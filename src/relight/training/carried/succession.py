@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from relight.script_files import is_user_type
 from relight.training.carried.code.refs import describe
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.compare import FIRST_STEPS, last_compared_by_all
@@ -22,7 +23,6 @@ from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
 from relight.training.carried.values.trees.words import TAG, Unsupported
 from relight.training.carried.values.trees.writer import Writer
-from relight.training.script_files import is_user_type
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed
 from relight.transfer.io.constants import name_of_callable

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from relight.training.script_files import is_script_module
+from relight.script_files import is_script_module
 from relight.training.torch_private.loaders import LOADER_ITERATOR
 from relight.training.torch_private.tensors import is_plain_memory
 from relight.transfer.io.constants import is_constant_type

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from relight.core.worker import actions as act
 from relight.core.worker.events import Interrupted, StepLeft
 from relight.errors import StepInterrupted, UsageError
-from relight.training.script_files import is_script_file
+from relight.script_files import is_script_file
 from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.position import show_position

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.script_files import file_of_type, is_script_file, is_user_type
+from relight.script_files import file_of_type, is_script_file, is_user_type
 from relight.training.state.values.cells import is_type_of_cells
 from relight.training.torch_private.modules import modules_in, tables_in
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
+from relight.script_files import is_script_file
 from relight.training.carried.code.normal import in_usual_words
-from relight.training.script_files import is_script_file
 
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

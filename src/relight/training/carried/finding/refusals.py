@@ -9,11 +9,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from relight.errors import UsageError
+from relight.script_files import is_script_file
 from relight.training.carried.code.source import short
 from relight.training.carried.finding.kept import Kept
 from relight.training.carried.reading.making import Made
 from relight.training.carried.values.trees.words import name_of
-from relight.training.script_files import is_script_file
 
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _CHOOSE = "make all of them before the loop, and choose in each step: `{0} = late if step.number >= 1000 else early`"

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from relight.script_files import is_file_of_relight
 from relight.training.carried.code.iteration import Iteration
 from relight.training.carried.code.refs import Place, describe, is_iterator
 from relight.training.carried.code.source import short
@@ -16,7 +17,6 @@ from relight.training.carried.finding.places import MISSING
 from relight.training.carried.reading.names import Found, names_of
 from relight.training.carried.values.trees.words import Unsupported, name_of
 from relight.training.carried.values.trees.writer import write_down
-from relight.training.script_files import is_file_of_relight
 from relight.training.state.values.kinds import is_fixed, kind_of
 
 

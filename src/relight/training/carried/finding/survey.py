@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from relight.script_files import is_script_file, is_script_module, is_user_type
 from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
 from relight.training.carried.finding.looks import Look
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.values.parts import Parts
-from relight.training.script_files import is_script_file, is_script_module, is_user_type
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.kinds import items_of, kind_of, members_in

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.script_files import is_user_type
+from relight.script_files import is_user_type
 from relight.training.state.values.marks import Mark
 
 _DRAWS = frozenset(

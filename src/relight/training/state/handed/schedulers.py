@@ -7,7 +7,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from relight.training.script_files import is_user_type
+from relight.script_files import is_user_type
 
 _DEEPEST = 8  # schedulers in lists of others, and the lists: SequentialLR, ChainedScheduler
 

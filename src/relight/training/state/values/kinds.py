@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.training.script_files import is_user_type
+from relight.script_files import is_user_type
 from relight.training.state.values.cells import is_type_of_cells
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import is_plain_memory

@@ -15,8 +15,8 @@ import torch
 import xxhash
 from torch import nn
 
+from relight.script_files import is_script_file
 from relight.training.process.runtime import Runtime
-from relight.training.script_files import is_script_file
 from relight.training.state.tracked import TrackedState
 from relight.training.worker.proof.tracing import OperationTrace
 from relight.transfer.io.codec import host_copy, local_part, raw_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from relight.training.script_files import is_script_file
+from relight.script_files import is_script_file
 from relight.training.torch_private.tensors import tree_leaves
 from relight.training.worker.step import writes
 from relight.wire.records.evidence import Operation

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from relight.script_files import is_user_type
 from relight.training.carried.values.homes import STEP, Homes, is_one_object, label_of, members_of
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.trees.buffers import Buffers, write_view
 from relight.training.carried.values.trees.memories import Memories, Memory
 from relight.training.carried.values.trees.words import TAG, Unsupported, class_name, name_of
-from relight.training.script_files import is_user_type
 from relight.training.state.modules.references import NotNameable
 from relight.training.state.values.cells import cells_state
 from relight.training.state.values.generators import generator_state, stream_state

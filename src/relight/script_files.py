@@ -14,7 +14,7 @@ from types import FrameType, FunctionType
 _PYTHON = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("purelib", "platlib"))
 _NAMES = ("/site-packages/", "/dist-packages/")  # of directories that packages are installed into
-_RELIGHT = str(Path(__file__).parents[1].resolve()) + "/"
+_RELIGHT = str(Path(__file__).parent.resolve()) + "/"
 _files: dict[type, str] = {}  # of classes
 _adopted: set[str] = set()  # packages, or modules that are one file, that are the script's own
 
