@@ -27,7 +27,7 @@ from relight.core.protocol.position import Phase, Position
 from relight.server.records.journal import JournalHeader, JournalLine
 from relight.timeline.model.spans import Chunk, Record
 from relight.wire.settings import JobSettings
-from relight.wire.status import Status, StatusLine, encode_line
+from relight.wire.status import Status, StatusLine
 
 NS = 10**9
 MONOTONIC_NS = 5 * NS  # the host's monotonic clock at the job's start
@@ -94,7 +94,8 @@ class MadeUpJob:
     def say(self, now: float, *statuses: Status) -> None:
         """Add reports of workers besides phases."""
         with self._status.open("ab") as file:
-            file.writelines(encode_line(StatusLine(now=now, status=status)) for status in statuses)
+            lines = (msgspec.json.encode(StatusLine(now=now, status=status)) for status in statuses)
+            file.writelines(line + b"\n" for line in lines)
 
     def note(self, now: float, text: str) -> None:
         with self._journal.open("ab") as file:

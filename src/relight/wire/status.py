@@ -83,11 +83,6 @@ class StatusLine(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
 
 
-def encode_line(line: StatusLine) -> bytes:
-    """Return the line, with its newline."""
-    return msgspec.json.encode(line) + b"\n"
-
-
 def decode_line(line: bytes) -> StatusLine:
-    """The inverse. Raises msgspec.DecodeError."""
+    """Read a line. Raises msgspec.DecodeError."""
     return msgspec.json.decode(line, type=StatusLine)
