@@ -27,7 +27,7 @@ def train_job(arguments: argparse.Namespace, node: str, defaults: argparse.Argum
     for option in _OF_THE_RUNTIME:
         if getattr(arguments, option) != defaults.get_default(option):
             flag = option.replace("_", "-")
-            raise UsageError(f"--{flag} is for --kind jobset; what pods are is said in the Trainer's runtime")
+            raise UsageError(f"--{flag} is for --kind jobset; here the Trainer's runtime describes the pods")
     spares = ("--spare-nodes", str(arguments.spare_nodes))
     run = shlex.join(["relight", "run", "--nnodes", "auto", *spares, "--token-file", _TOKEN, *given])
     token = {"secretKeyRef": {"name": arguments.secret, "key": "token"}}
