@@ -67,6 +67,23 @@ def test_without_it_a_step_would_count_twice(tmp_path: Path) -> None:
     assert run(Loop(fails_at=2), tmp_path, "pass")[0] == STEPS + 1
 
 
+OF_A_LIBRARY = "Callback.__module__ = Average.__module__ = 'string'"
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_of_a_librarys_object_what_can_be_carried_is_looked_into_where_that_is_asked_for(
+    step: int, tmp_path: Path
+) -> None:
+    """An average of the library's own class cannot be."""
+    show = f"{OF_A_LIBRARY}\n    {SHOW[:-1]}, of_library=True)"
+    first = Loop()
+    whole = run(first, tmp_path, show)
+    assert run(Loop(fails_at=step), tmp_path, show)[2] == whole[2]
+    assert not any("average" in text for text in first.said)
+    if step >= 3:
+        assert run(Loop(begins_at=step, tree=decode_tree(first.kept[step])), tmp_path, show)[2] == whole[2]
+
+
 def test_what_the_integration_keeps_is_left_to_it(tmp_path: Path) -> None:
     assert run(Loop(fails_at=3), tmp_path)[3] == STEPS + 1
 

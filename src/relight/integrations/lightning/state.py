@@ -151,10 +151,14 @@ class RankProgress:
             # A data module's hyperparameters are Lightning's, and made when they are asked for.
             hidden = frozenset(each for each in names_in(type(thing), ("lightning.",)) if each.startswith("_"))
             show(name, thing, functools.partial(_is_among, hidden))
+        for number, logger in enumerate(self._trainer.loggers):
+            hidden = frozenset({*names_in(type(logger), ("lightning.",)), "log_metrics", "save"})  # as Effects has it
+            show(f"loggers[{number}]", logger, functools.partial(_is_among, hidden))
         show("trainer", self._trainer, lambda name, _value: name in librarys)
         for number, callback in enumerate(self._trainer.callbacks):
             if is_own(callback):
-                show(f"callbacks[{number}]", callback, functools.partial(_is_kept_here, callback))
+                keeps = functools.partial(_is_kept_here, callback)
+                show(f"callbacks[{number}]", callback, keeps, of_library=True)
             for name, value in vars(callback).items() if not is_own(callback) else ():
                 if callable(value):  # of a LambdaCallback
                     show(f"callbacks[{number}].{name}", value, lambda _name, _value: False)

@@ -3,11 +3,18 @@
 import inspect
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
-# Has relight look into an object of the script's, under a name, less the attributes that the integration keeps. Returns
-# whether relight keeps the others, which it does if the class is the script's own.
-Show = Callable[[str, Any, Callable[[str, Any], bool]], bool]
+
+class Show(Protocol):
+    """Has relight look into an object, under a name, less the attributes that the integration keeps.
+
+    Returns whether relight keeps the others: if the class is the script's own, or `of_library` is true.
+    """
+
+    def __call__(
+        self, name: str, thing: Any, keeps: Callable[[str, Any], bool], /, *, of_library: bool = False
+    ) -> bool: ...
 
 
 def names_in(kind: type, package: tuple[str, ...]) -> set[str]:

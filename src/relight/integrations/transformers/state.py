@@ -86,10 +86,13 @@ class RankProgress:
         self.expect_writes = expect_writes
         trainer = self._trainer
         for number, callback in enumerate(trainer.callback_handler.callbacks):
-            if not isinstance(callback, _REPORTERS) and show(
-                f"callbacks[{number}]", callback, lambda _name, _value: False
-            ):
+            name = f"callbacks[{number}]"
+            if isinstance(callback, _REPORTERS):
+                continue
+            if show(name, callback, lambda _name, _value: False):
                 self._left.add(id(callback))
+            elif not type(callback).__module__.startswith(_LIBRARIES):
+                show(name, callback, lambda _name, value: _is_plain(value), of_library=True)
         show("train_dataset", self._dataset, lambda _name, _value: False)  # callbacks may tell it the epoch
         for name in _CALLED:
             show(name, getattr(trainer, name, None), lambda _name, _value: False)

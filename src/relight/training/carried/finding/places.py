@@ -15,7 +15,7 @@ from torch import nn
 
 from relight.training.carried.code.refs import OWNERS, Place
 from relight.training.carried.values.parts import NoParts, Parts
-from relight.training.state.values.kinds import attributes_of, kind_of
+from relight.training.state.values.kinds import attributes_of, can_be_carried, kind_of
 from relight.training.torch_private.modules import buffers_in, hook_table, modules_in, parameters_in
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
@@ -285,19 +285,24 @@ class Spots:
         self.shown: dict[str, Any] = {}  # objects of the script's that an integration holds
         self.keepers: dict[int, Callable[[str, Any], bool]] = {}  # by `id`: which attributes are kept otherwise
 
-    def show(self, name: str, thing: Any, keeps: Callable[[str, Any], bool]) -> bool:
+    def show(self, name: str, thing: Any, keeps: Callable[[str, Any], bool], *, of_library: bool = False) -> bool:
         """Look into an object as if a variable of the script held it, less attributes that are kept otherwise.
 
-        Of a function, what it encloses is looked into. Returns whether it is an object of a class of the script's own:
-        nothing is carried of others.
+        Of a function, what it encloses is looked into. Returns whether it is an object of a class of the script's own,
+        or with `of_library` of any class: nothing is carried of others, and of a library's only what can be carried.
         """
         if isinstance(thing, _FUNCTIONS):
             self.shown[name] = thing
-        if kind_of(thing) != "object":
+        if kind_of(thing) != "object" and not (of_library and hasattr(thing, "__dict__")):
             return False
         self.shown[name] = thing
-        self.keepers[id(thing)] = keeps
+        is_own = kind_of(thing) == "object"
+        self.keepers[id(thing)] = keeps if is_own else lambda name, one: keeps(name, one) or not can_be_carried(one)
         return True
+
+    def looks_into(self, thing: Any) -> bool:
+        """Return whether the attributes of an object are looked at one by one."""
+        return id(thing) in self.keepers or kind_of(thing) == "object"
 
     def own_attributes(self, thing: Any) -> dict[str, Any]:
         """The attributes of an object, less those that are kept otherwise."""

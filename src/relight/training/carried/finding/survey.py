@@ -58,6 +58,7 @@ class Survey:
         """
         self._is_foreign = is_foreign
         self._attributes_of = spots.own_attributes
+        self._looks_into = spots.looks_into
         self._mark = look
         self._enters_data = enters_data
         self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
@@ -102,7 +103,7 @@ class Survey:
             self.found[place] = self._mark.whole(value)
 
     def _look(self, place: Place, value: Any, depth: int) -> None:
-        kind = kind_of(value)
+        kind = "object" if self._looks_into(value) else kind_of(value)
         if kind in ("object", "opaque"):
             self._look_at_names(_module_of(value), depth)
         if isinstance(value, type) and id(value) not in self._seen:

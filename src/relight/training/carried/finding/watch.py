@@ -45,7 +45,7 @@ class Watch:
         for owner, names in survey.attributes.items():
             spot = self._spots.find(owner)
             thing = spot.get() if spot is not None else None
-            if isinstance(thing, type) or (kind_of(thing) == "object" and hasattr(thing, "__dict__")):
+            if isinstance(thing, type) or (self._spots.looks_into(thing) and hasattr(thing, "__dict__")):
                 memory = vars(thing)
                 yield from (((*owner, ("attribute", name, "")), DictSpot(memory, name)) for name in sorted(names))
 

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import random
 import types
 import weakref
@@ -42,6 +43,7 @@ _FIXED = (
 _LIKE_CONTAINERS = frozenset({ChainMap, UserDict, UserList})  # whose contents lie in an attribute
 _LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.")  # classes of libraries
 _LOOKED_INTO = 4  # containers, one inside another
+_MOST = 512  # items of one
 _kinds: dict[type, str] = {}
 
 
@@ -151,6 +153,14 @@ def blocks_in(value: Any, kinds: Collection[str], depth: int = _LOOKED_INTO) -> 
     elif depth and kind in ("list", "tuple", "deque", "dict", "object", "objects"):
         for one in members_in(kind, value):
             yield from blocks_in(one, kinds, depth - 1)
+
+
+def can_be_carried(value: Any, depth: int = _LOOKED_INTO) -> bool:
+    """Return whether a value, and what it holds, are of kinds that can be carried."""
+    kind = kind_of(value)
+    if depth and kind in ("list", "tuple", "deque", "set", "dict", "object", "objects"):
+        return all(can_be_carried(one, depth - 1) for one in itertools.islice(members_in(kind, value), _MOST))
+    return kind != "opaque"
 
 
 def members_in(kind: str, value: Any) -> Iterable[Any]:
