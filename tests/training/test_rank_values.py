@@ -1,13 +1,22 @@
 """Values made from the rank before the loop follow the rank that a replacement takes: scripts at random."""
 
 import random
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from relight.training.carried.rank_values import SLOTS, RankValues, differing_slots, entries_of, row_of
+from relight.training.carried.rank_values import (
+    SLOTS,
+    RankValues,
+    _refill,
+    _text_of,
+    differing_slots,
+    entries_of,
+    row_of,
+)
 from tests.training.carried_loop import Loop, Step, run_script
 
 SEEDS = 60
@@ -179,3 +188,17 @@ def test_a_rank_that_was_lost_before_the_comparison_is_doubted() -> None:
     assert "before all ranks had compared" in values.adopt({}, RANKS, built_as=2, rank=0)
     assert values.adopt({}, RANKS, built_as=2, rank=2) == ""
     assert "before all ranks had compared" in values.adopt({"ranks": 4, "slots": [], "table": []}, RANKS, 2, 0)
+
+
+@pytest.mark.parametrize("value", [[], [1, 0.1, "a", None], {"a": [1, {"b": 2}]}, deque([1.5, 2], maxlen=3)])
+def test_small_containers_of_numbers_and_texts_are_refilled(value: Any) -> None:
+    other = deque([7], maxlen=3) if isinstance(value, deque) else type(value)()
+    assert _refill(other, _text_of(value))
+    assert other == value
+
+
+@pytest.mark.parametrize("value", [(1,), {1}, [1.0 + 2j, object()], [float("nan")], ["x" * 2000], list(range(99)), 5])
+def test_others_are_not(value: Any) -> None:
+    assert _text_of(value) == ""
+    assert not _refill([], "")
+    assert not _refill({}, "[1]")

@@ -47,6 +47,11 @@ def main():
     seed = 1000 + 17 * rank
     torch.manual_seed(83)
     model = DDP(nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 4)))
+    model.module.scale, model.module.table = 1 + 0.1 * rank, [rank, 0.5]  # attributes of the network itself
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    model.module.found = {"total": float(total)}  # which a standby, alone, finds otherwise
+    del total
     optimizer = torch.optim.AdamW(model.parameters(), 0.02)
     dataset = Sharded(rank, job.world_size)
     augment = make_augment(rank, seed)
@@ -58,6 +63,7 @@ def main():
             x = augment(torch.stack([dataset[step.number * 3 + k] for k in range(3)]))
             optimizer.zero_grad()
             loss = (model(x) - x.flip(1)).square().mean() * (1 + logger.rank)
+            loss = loss * (model.module.scale + sum(model.module.table) + model.module.found["total"])
             loss.backward()
             decision = torch.tensor([float(loss > 0.5) if is_leader else 0.0])
             dist.broadcast(decision, 0)

@@ -4,20 +4,23 @@ A standby is built as the last rank. So a variable or attribute that was made fr
 the last rank's value in it, also when it takes another rank. And a process that starts later may find something else
 (the script's own checkpoint). The ranks therefore compare, once, what their loops can reach and steps do not change. A
 replacement whose value is the last rank's, and not that of the rank it takes, takes that rank's; so does one whose
-value is not that of all ranks. Numbers are set; small tensors, arrays and containers in which ranks differ are carried
-with each step, as variables are that steps change. Other values are doubted. Values that differ from process to process
-(a time) stay as they are.
+value is not that of all ranks. Numbers are set, and small containers of numbers and texts that are equal on all ranks;
+small tensors, arrays and containers in which ranks differ are carried with each step, as variables are that steps
+change. Other values are doubted. Values that differ from process to process (a time) stay as they are.
 
 All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall into slots by their hashes; the few slots
 in which ranks differ are then gathered rank by rank.
 """
 
+import ast
 import struct
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import xxhash
+from torch import nn
 
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
@@ -39,6 +42,7 @@ _LONGEST = 5000  # items of a container
 _DEEPEST = 3
 _MOST_CARRIED = 2**18  # bytes of a rank's own values that are carried, though no step changes them
 _FEW = 32  # items of a container that is carried for that
+_MOST_TEXT, _MOST_TEXTS = 1024, 64
 _HALF = 32
 _NO_NUMBER, _INT, _FLOAT, _BOOL = range(4)
 _UNKNOWN = (
@@ -92,9 +96,11 @@ class RankValues:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self.is_state: Callable[[str, str, str], bool] = lambda *_: False  # of a module's attribute: steps change it
         self._ranks = 0  # that were compared
         self._slots: list[int] = []  # in which they differ
         self._common: list[int] = []  # of each other slot with one value in it: the slot, and its WIDTH integers
+        self._texts: dict[str, str] = {}  # by slot, of small containers that are equal on all ranks
         self._table: list[int] = []  # WIDTH integers for each of these slots, rank after rank
         self._pending: tuple[int, int] | None = None  # the rank that this process was built as, and the one it has
 
@@ -117,6 +123,8 @@ class RankValues:
             # A text may be a path or a date of the process's own.
             if number not in slots and len(found) == 1 and _matters(value := found[0].value) and type(value) is not str:
                 self._common += [number, found[0].digest, *_number_of(found)]
+                if len(self._texts) < _MOST_TEXTS and (text := _text_of(value)):
+                    self._texts[str(number)] = text
         left = _MOST_CARRIED
         for one in (one for number in slots for one in own.get(number, [])):
             size = plain_bytes(one.value, left) if _is_carried(one.value) else None
@@ -126,7 +134,8 @@ class RankValues:
 
     def describe(self) -> dict[str, Any]:
         """Return what a replacement needs to know."""
-        return {"ranks": self._ranks, "slots": self._slots, "table": self._table, "common": self._common}
+        own = {"ranks": self._ranks, "slots": self._slots, "table": self._table, "common": self._common}
+        return {**own, "texts": self._texts}
 
     # --- in a replacement -------------------------------------------------------------------------------------------
     def adopt(self, described: dict[str, Any], world_size: int, built_as: int, rank: int) -> str:
@@ -139,7 +148,7 @@ class RankValues:
         if described.get("ranks") != world_size:
             return "" if built_as == rank else _UNKNOWN
         self._ranks, self._slots, self._table = world_size, described["slots"], described["table"]
-        self._common = described["common"]
+        self._common, self._texts = described["common"], described["texts"]
         self._pending = built_as, rank
         return ""
 
@@ -165,7 +174,9 @@ class RankValues:
         for start in range(0, len(self._common), 1 + WIDTH):
             number, *wanted = self._common[start : start + 1 + WIDTH]
             found = own.get(number, [])
-            if len(found) == 1 and found[0].digest != wanted[0] and not self._set(found, wanted):
+            if len(found) != 1 or found[0].digest == wanted[0] or self._set(found, wanted):
+                continue
+            if not _refill(found[0].value, self._texts.get(str(number), "")):
                 of_start.append(describe(found[0].place))
         self._catalog.loop.spots.frames.forget()
         self._catalog.comparison.look_again()
@@ -180,7 +191,11 @@ class RankValues:
         holder = spots.find(found[0].place[:-1]) if found and len(found[0].place) > 1 else None
         if spot is None or wanted[1] == _NO_NUMBER or (holder is not None and isinstance(holder.get(), tuple)):
             return False
-        spot.set(_number_from(wanted[1], wanted[2], wanted[3]))
+        number = _number_from(wanted[1], wanted[2], wanted[3])
+        if holder is not None and isinstance(owner := holder.get(), nn.Module):
+            vars(owner)[found[0].place[-1][1]] = number  # no assignment by the script
+        else:
+            spot.set(number)
         return True
 
     def _entry(self, rank: int, place: int) -> Sequence[int]:
@@ -198,9 +213,34 @@ class RankValues:
             is_kept = any(key_of(place[:length]) in catalog.kept for length in range(1, len(place) + 1))
             if is_kept or place in catalog.dead or (spot := spots.find(place)) is None:
                 continue
-            value = spot.get()
-            if value is not MISSING:
+            value, (kind, owner, path) = spot.get(), place[0]
+            is_state = kind == "inner" and len(place) > 1 and self.is_state(owner, path, place[1][1])
+            if value is not MISSING and not is_state:
                 yield place, value
+
+
+def _text_of(value: Any) -> str:
+    """Return the members of a small container of numbers and texts, as `_refill` reads them; "" for another value."""
+    if type(value) not in (list, dict, deque) or len(value) > _FEW:
+        return ""
+    text = repr(list(value) if isinstance(value, deque) else value)
+    try:
+        return text if len(text) <= _MOST_TEXT and repr(ast.literal_eval(text)) == text else ""
+    except (ValueError, SyntaxError):
+        return ""
+
+
+def _refill(value: Any, text: str) -> bool:
+    """Give a container other members. False: it is not known which."""
+    members = ast.literal_eval(text) if text else None
+    if members is None or type(members) is not (list if type(value) is deque else type(value)):
+        return False
+    value.clear()
+    if isinstance(value, dict):
+        value.update(members)
+    else:
+        value.extend(members)
+    return True
 
 
 def _is_carried(value: Any) -> bool:

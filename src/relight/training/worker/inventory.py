@@ -118,6 +118,7 @@ def take_inventory(
     runtime.worker.lineage = first_lineage(seed, runtime.world_size, "" if stage else state.replica.layout())
     publishing, scalars = Publishing(runtime, state), Scalars(runtime)
     carried = _carried(runtime, state, batches, data)
+    carried.rank_values.is_state = state.attributes.is_state
     private = PrivateState(runtime, state, batches, carried, scalars)
     reader = CheckpointReader(runtime, state, batches, assignment, private)
     checkpointing = Checkpointing(runtime, state, reader, assignment)

@@ -53,7 +53,8 @@ class Survey:
             spots: where the names are.
             is_foreign: of an object that is not looked into.
             look: leaves the marks.
-            enters_data: whether loaders, samplers and datasets of libraries are looked into.
+            enters_data: whether loaders, samplers and datasets of libraries are looked into, and attributes of modules
+                that are kept with these.
             rebound: names that steps bind to another object now and then.
         """
         self._is_foreign = is_foreign
@@ -71,7 +72,7 @@ class Survey:
         names = list(_names(spots))
         self._look_at_all(named for named in names if named[0] not in rebound)
         self._look_at_all(named for named in names if named[0] in rebound)
-        self._look_at_all(attributes_of_parts(spots.parts))
+        self._look_at_all(attributes_of_parts(spots.parts, kept=enters_data))
         self._look_at_all(_hooks_of_parts(spots.parts))
         for _, owner in spots.parts.owners():
             self._look_at_names(type(owner).__module__, 0)
@@ -254,15 +255,16 @@ def _module_of(value: Any) -> Any:
     return getattr(value if isinstance(value, (type, types.FunctionType)) else type(value), "__module__", None)
 
 
-def attributes_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
-    """Values on modules and parameters that were handed over, less their own state."""
+def attributes_of_parts(parts: Parts, *, kept: bool = False) -> Iterator[tuple[Place, Any]]:
+    """Values on modules and parameters that were handed over, less their own state; `kept`: with plain attributes."""
     for name, owner in parts.owners():
         is_module = isinstance(owner, nn.Module)
         if is_module and type(owner).__module__.startswith(WRAPPERS):
             continue
         root = "inner" if is_module else "slot"
         for attribute, value in list(vars(owner).items()):
-            if attribute[0] != "_" and not (is_module and is_kept_with_modules(attribute, value)):
+            is_kept = is_module and is_kept_with_modules(attribute, value)
+            if attribute[0] != "_" and (not is_kept or (kept and attribute not in OWN_ATTRIBUTES)):
                 yield ((root, name[1], name[2]), ("attribute", attribute, "")), value
 
 

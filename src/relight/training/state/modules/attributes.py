@@ -236,6 +236,10 @@ class AttributeLog:
     def has_state(self) -> bool:
         return bool(self._state)
 
+    def is_state(self, owner: str, path: str, name: str) -> bool:
+        """Return whether steps change this attribute of a module."""
+        return f"{owner}/{path}/{name}" in self._state
+
     def private(self) -> dict[str, Any]:
         """Return the values of all attributes that are state, by their paths; only plain values."""
         values = {path: self._value(key) for path, key in sorted(self._state.items())}
