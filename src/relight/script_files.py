@@ -1,7 +1,8 @@
 """The files that belong to the script: not to Python, to an installed package, or to relight.
 
 Training code is often installed itself (`pip install .` in an image, then `relight run -m acme.train`). The package
-that calls `relight.Training` and asks for steps is therefore the script's own, wherever it lies.
+that calls `relight.Training` and asks for steps, or has a framework's trainer do so, is therefore the script's own,
+wherever it lies.
 """
 
 import functools
@@ -14,6 +15,9 @@ from types import FrameType, FunctionType
 _PYTHON = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("purelib", "platlib"))
 _NAMES = ("/site-packages/", "/dist-packages/")  # of directories that packages are installed into
+_FRAMEWORKS = frozenset(  # packages whose code calls relight's integrations
+    {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "torch", "torchtitan", "transformers", "trl"}
+)
 _RELIGHT = str(Path(__file__).parent.resolve()) + "/"
 _files: dict[type, str] = {}  # of classes
 _adopted: set[str] = set()  # packages, or modules that are one file, that are the script's own
@@ -72,18 +76,30 @@ def is_user_type(kind: type) -> bool:
 
 
 def adopt_caller(frame: FrameType | None) -> None:
-    """Count the installed package whose code calls relight, if it is one, as the script's own."""
-    while frame is not None and frame.f_code.co_filename.startswith("<"):
+    """Count the installed package whose code calls relight, if it is one, as the script's own.
+
+    An integration is called by its framework, and that by the script.
+    """
+    while frame is not None and _passes_calls_on(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return
     path = str(Path(frame.f_code.co_filename).resolve())
     root = _root_of_packages(path)
-    if not root or is_file_of_relight(path) or (package := _package_of(path, root)) in _adopted:
+    if not root or (package := _package_of(path, root)) in _adopted:
         return
     _adopted.add(package)
     is_script_file.cache_clear()
     is_script_module.cache_clear()
+
+
+def _passes_calls_on(name: str) -> bool:
+    """Return whether code of a file calls relight for the script: relight's own, a framework's, and Python's."""
+    if name.startswith("<") or is_file_of_relight(name):
+        return True
+    path = str(Path(name).resolve())
+    root = _root_of_packages(path)
+    return Path(path).relative_to(root).parts[0] in _FRAMEWORKS if root else path.startswith(_PYTHON)
 
 
 def _root_of_packages(path: str) -> str:

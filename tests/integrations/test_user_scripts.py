@@ -9,6 +9,7 @@ Runs where the framework is installed (`make test-integrations`).
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -124,6 +125,15 @@ def test_a_script_ends_as_undisturbed(program: str, kind: str, is_as_alone: bool
         assert whole == alone(tmp_path / "alone", program, kind)
     for name, faults in FAULTS.items():
         assert survive(tmp_path / name, program, kind, faults) == whole
+
+
+@pytest.mark.parametrize("program", ["trainers.py", "modules.py"])
+def test_a_script_that_is_installed_ends_as_undisturbed(program: str, tmp_path: Path) -> None:
+    """The package that has a Trainer train is the script: its datasets and callbacks have state."""
+    skip_without(program)
+    installed = str(shutil.copytree(PROGRAMS, tmp_path / "site-packages" / "acme") / program)
+    whole = survive(tmp_path / "whole", installed, "curriculum")
+    assert survive(tmp_path / "computing", installed, "curriculum", FAULTS["computing"]) == whole
 
 
 @pytest.mark.parametrize(("program", "kind"), REFUSED)

@@ -1,6 +1,7 @@
 """Files that belong to the script, also if its package is installed."""
 
 import ast
+import contextlib
 import sys
 from pathlib import Path
 from types import FrameType
@@ -68,6 +69,23 @@ def test_an_installed_module_that_is_one_file(tmp_path: Path) -> None:
     adopt_caller(frame_in(packages / "acme_train.py"))
     assert is_script_file(str(packages / "acme_train.py"))
     assert not is_script_file(str(packages / "acme_train_other.py"))
+
+
+def test_the_package_that_has_a_trainer_train_is_the_script_s(tmp_path: Path) -> None:
+    """Between it and relight lie the framework, and wrappers of Python's."""
+    packages = tmp_path / "site-packages"
+    names: dict[str, Any] = {"adopt": lambda: adopt_caller(sys._getframe(1)), "wraps": contextlib.ContextDecorator}
+    for name, code in (
+        ("transformers", "class Context(wraps):\n __enter__ = lambda self: None\n __exit__ = lambda *_: None"),
+        ("transformers", "@Context()\ndef loop(): adopt()"),
+        ("acme_tuning", "def train(): loop()"),
+    ):
+        (packages / name).mkdir(parents=True, exist_ok=True)
+        (packages / name / "__init__.py").touch()
+        exec(compile(code, str(packages / name / "trainer.py"), "exec"), names)
+    names["train"]()
+    assert is_script_file(str(packages / "acme_tuning/data.py"))
+    assert not is_script_file(str(packages / "transformers/trainer.py"))
 
 
 def test_integrations_of_relight_are_not_adopted() -> None:

@@ -19,6 +19,7 @@ from torch.optim import LBFGS
 import relight
 from relight.integrations.trainers.refused import lightning as refused
 from relight.integrations.trainers.second import comes_again
+from relight.script_files import adopt_caller
 
 __all__ = ["FabricRelightStrategy", "RelightStrategy", "register"]
 
@@ -167,6 +168,7 @@ class RelightStrategy(_InJob, DDPStrategy):
     def setup(self, trainer: Any) -> None:
         """Prepare model and optimizers as DDPStrategy does, and put steps of relight in place of the loop of epochs."""
         if self.job is not None and trainer.state.fn == TrainerFn.FITTING:
+            adopt_caller(sys._getframe(1))
             where = "it has trained before" if self._has_fitted else comes_again("fit", Trainer)
             if where is not None:
                 raise refused.SECOND.error(refused.BY, f"{refused.SECOND.setting} ({where})")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from typing import Any
 
@@ -19,6 +20,7 @@ from relight.integrations.trainers.refused.table import refuse
 from relight.integrations.trainers.second import comes_again
 from relight.integrations.trainers.updates import Reader, grouped_loader
 from relight.integrations.transformers.run import TrainerRun
+from relight.script_files import adopt_caller
 
 __all__ = ["RelightMixin", "Seq2SeqTrainer", "Trainer", "TrainingArguments"]
 
@@ -44,6 +46,7 @@ class RelightMixin:
         It may be started when the directory has another newest checkpoint, or one that is only half written.
         """
         if _IS_WORKER:
+            adopt_caller(sys._getframe(1))
             refuse_unsupported(self, trial)
             self._refuse_second()
         inner: Any = super()
