@@ -10,8 +10,8 @@ from types import FrameType
 from typing import Any
 
 from relight.training.carried.finding.catalog import Catalog
-from relight.training.carried.finding.places import is_empty
 from relight.training.carried.finding.search import Search
+from relight.training.carried.finding.spots.spot import is_empty
 from relight.training.carried.rank_values import RankValues
 from relight.training.carried.succession import Adoption, Keeper
 from relight.training.carried.undo import Undo

@@ -25,7 +25,8 @@ from torch import nn
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.looks import Places
-from relight.training.carried.finding.places import MISSING, key_of
+from relight.training.carried.finding.places import key_of
+from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.survey import Survey
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.kinds import kind_of

@@ -17,7 +17,8 @@ from relight.training.carried.finding.kept import (
     MOST_SHOWN_BYTES,
     Kept,
 )
-from relight.training.carried.finding.places import MISSING, key_of, place_of
+from relight.training.carried.finding.places import key_of, place_of
+from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.unrepeatable import keeps_its_order, only_grows
 from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
@@ -72,6 +73,7 @@ class Keeper:
         found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
         for one in found:
             one.moves_on = not one.feeds
+            one.late |= one.seen  # no code tells that it is changed there
         return self._was_unsettled or bool(found)
 
     def _write_all(self, weigh: bool) -> tuple[dict[str, Any], dict[str, Any]]:

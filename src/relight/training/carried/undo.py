@@ -5,6 +5,7 @@ from typing import Any
 
 from relight.training.carried.code.refs import describe
 from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.kept import Kept
 from relight.training.carried.finding.places import key_of, place_of
 from relight.training.state.values.marks import changed, is_undone, put_back
 from relight.words import listed
@@ -36,7 +37,7 @@ class Undo:
         self._spots.frames.forget()
         self._catalog.notice(between=False)
         self.put_back()
-        lasting = [(one.key, one.mark) for one in self._kept.values() if not is_undone(one.mark)]
+        lasting = [(one.key, one.mark) for one in self._kept.values() if not self._is_undone(one)]
         lasting += self._put_back_left_out()
         self._spots.frames.forget()
         self._lasting = list({id(mark.value): key for key, mark in reversed(lasting)}.values())  # one name of each
@@ -53,6 +54,11 @@ class Undo:
                 if value is not now:
                     one.spot.set(value)
         self._spots.frames.forget()
+
+    @staticmethod
+    def _is_undone(one: Kept) -> bool:
+        """Return whether a place is what it was; a context variable cannot become one without a value again."""
+        return is_undone(one.mark) and not changed(one.mark, one.spot.get())
 
     def doubt(self, replaced: Collection[str]) -> str | None:
         """Return why equal bits cannot be vouched for, once these keys have got values of another process."""

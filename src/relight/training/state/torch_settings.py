@@ -5,6 +5,7 @@ Weights that autocast has cast are forgotten at the beginning of each step: thos
 in torch's cache are of an older step, and a replacement would not have them.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,15 +13,39 @@ import torch
 
 from relight.training.torch_private.script_modes import default_device
 
-# Read and set by the thread that trains.
-_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return found
+
+
+def _text(device: torch.device | None) -> str | None:
+    return None if device is None else str(device)
+
+
+@functools.cache
+def _kinds() -> tuple[str, ...]:
+    """The kinds of devices that a step may compute on."""
+    kind = torch.accelerator.current_accelerator()
+    return ("cpu",) if kind is None else ("cpu", kind.type)
+
+
+def _autocast(kind: str) -> list[Any]:
+    return [torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))]
+
+
+def _set_autocast(kinds: dict[str, list[Any]]) -> None:
+    for kind, (is_enabled, name) in kinds.items():
+        torch.set_autocast_enabled(kind, is_enabled)
+        torch.set_autocast_dtype(kind, _dtype(name))
+
+
+# Read and set by the thread that trains. Values can be written down.
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
     "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    "autocast": (
-        lambda: torch.is_autocast_enabled("cpu"),
-        lambda enabled: torch.set_autocast_enabled("cpu", enabled),
-    ),
-    "device": (default_device, torch.set_default_device),
+    "autocast": (lambda: {kind: _autocast(kind) for kind in _kinds()}, _set_autocast),
+    "device": (lambda: _text(default_device()), torch.set_default_device),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "dtype": (lambda: str(torch.get_default_dtype()), lambda name: torch.set_default_dtype(_dtype(name))),
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -37,7 +62,7 @@ class TorchSettings:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._before = {name: read() for name, (read, _) in _SETTINGS.items()}
+        self._before = {name: read() for name, (read, _) in SETTINGS.items()}
         torch.clear_autocast_cache()
 
     def roll_back(self) -> None:
@@ -48,17 +73,12 @@ class TorchSettings:
 
 def shared_settings() -> dict[str, Any]:
     """Return the settings that a replacement needs to adopt."""
-    return {name: _SETTINGS[name][0]() for name in _SHARED}
+    return {name: SETTINGS[name][0]() for name in _SHARED}
 
 
 def adopt_settings(values: dict[str, Any]) -> None:
     """Set those that differ."""
     for name, value in values.items():
-        read, change = _SETTINGS[name]
+        read, change = SETTINGS[name]
         if read() != value:
             change(value)
-
-
-def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
-    return found

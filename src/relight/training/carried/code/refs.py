@@ -3,6 +3,7 @@
 Attributes are looked up without running any code of the script: a property has no known value.
 """
 
+import contextvars
 import functools
 import inspect
 import random
@@ -28,7 +29,7 @@ def describe(place: Place) -> str:
     """As a message names it."""
     text = ""
     for kind, first, second in place:
-        if kind in ("frame", "module", "held", "data", "shown"):
+        if kind in ("frame", "module", "held", "data", "shown", "setting"):
             text = second
         elif kind in OWNERS:
             text = f"{first}.{second}".rstrip(".")
@@ -38,6 +39,8 @@ def describe(place: Place) -> str:
             text += f"[{second!r}]" if first == "str" else f"[{second}]"
         elif kind == "member":
             text += f"[{first}]"
+        elif kind == "contents":
+            text = f"the contents of {text}"
         elif kind == "default":
             text += f"({first}=...)"
         else:
@@ -254,7 +257,8 @@ def sets_otherwise(owner: Any, name: str) -> bool:
     return is_own or own_method(owner, "__setattr__") is not None
 
 
-_SHOWN_BY = ("tqdm", "logging", "_io", "rich", "wandb", "tensorboard", "os")  # the environment is not carried
+_SHOWN_BY = ("tqdm", "logging", "_io", "rich", "wandb", "tensorboard")
+_SEEN_BY_VALUES = ("os", "sqlite3")  # the environment, databases in memory
 
 
 def is_of_a_library(value: Any) -> bool:
@@ -264,10 +268,12 @@ def is_of_a_library(value: Any) -> bool:
     """
     if value is UNKNOWN or isinstance(value, (types.ModuleType, type, type(None), bool, int, float, str, bytes, tuple)):
         return False
+    if isinstance(value, contextvars.ContextVar):  # seen by its values
+        return False
     if isinstance(value, nn.Module):
         return not is_user_type(type(value))
     home = type(value).__module__.partition(".")[0]
-    return not (callable(value) or home in (*_SHOWN_BY, "torch") or is_user_type(type(value)))
+    return not (callable(value) or home in (*_SHOWN_BY, *_SEEN_BY_VALUES, "torch") or is_user_type(type(value)))
 
 
 def container_behind(value: Any) -> tuple[Any, str]:

@@ -14,9 +14,10 @@ from relight.training.carried.finding.compare import Comparison
 from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, Kept
 from relight.training.carried.finding.late_modules import LateModules
 from relight.training.carried.finding.loop import Loop
-from relight.training.carried.finding.places import MISSING, Spot, key_of, place_of
+from relight.training.carried.finding.places import key_of, place_of
+from relight.training.carried.finding.spots.spot import MISSING, Spot
 from relight.training.carried.finding.survey import attributes_of_parts
-from relight.training.carried.finding.unrepeatable import Caches, is_iterated
+from relight.training.carried.finding.unrepeatable import Caches, MadeModules, is_iterated
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
@@ -24,11 +25,6 @@ from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
 
 _NAMED = 5  # places in a message
-_CACHED = (
-    "{names}(): a cached function whose result depends on more than the values of its arguments: random numbers, or "
-    "what steps change. It is not undone with a step, and a replacement computes it anew. Call it before the loop, or "
-    "keep what it returns in a variable"
-)
 _LATE = (
     "{names}: changed by the script for the first time after its first steps, in a way that its code does not show, "
     "and so neither undone with a step nor carried to a replacement. If a step depends on it: training.carry(...); "
@@ -67,6 +63,7 @@ class Catalog:
         self.watched: dict[str, bool] = {}
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
         self._caches_before = Caches()  # when the loop began
+        self._made = MadeModules()
 
     @property
     def is_idle(self) -> bool:
@@ -82,6 +79,7 @@ class Catalog:
                 self.keep(place, seen=True)
         self._watch()
         self._caches_before = self._caches()
+        self._made = MadeModules()
 
     def is_foreign(self, thing: Any) -> bool:
         """Return whether an object's attributes are kept otherwise, and an integration has not shown it."""
@@ -97,6 +95,7 @@ class Catalog:
         late: bool = False,
         seen: bool = False,
         after_write: bool = False,
+        is_left: bool = False,
         mark: Any = None,
     ) -> Kept | None:
         """Carry a place from now on. None: it is left out, is not there, or is kept otherwise.
@@ -111,7 +110,7 @@ class Catalog:
         spot = self._spots.find(place)
         if spot is None:
             return None
-        one, value = Kept(key, name, where, spot, feeds, late, seen=seen, after_write=after_write), spot.get()
+        one, value = Kept(key, name, where, spot, feeds, late, is_left, seen=seen, after_write=after_write), spot.get()
         if value is not MISSING:
             if self.is_foreign(value) and not late:  # nothing to carry until it stands for something else
                 self._stands_for.setdefault(key, (one, self.mark_of(value, one) if mark is None else mark))
@@ -141,13 +140,13 @@ class Catalog:
             self.kept.pop(one.key, None)
             self.left_out.add(one.key)
         one.is_written = False
-        if one.feeds or one.has_tensors:
+        if one.decides or one.has_tensors:
             self._left_out_why = f"{one.shown} {CHANGES}, and is not carried: {why}"
         self.say(f"carried {one.name}", one.left_out(why))
 
     def refuse_or_leave_out(self, one: Kept, value: Any, why: str) -> None:
         """A value that cannot be written down. Raises UsageError if the code shows that it decides a step."""
-        if one.feeds and not one.seen and not self.is_foreign(value):
+        if one.decides and not one.seen and not self.is_foreign(value):
             raise one.refusal(why)
         self._late.note(one.key, value, self.comparison.number)
         self.leave_out(one, why)
@@ -266,8 +265,8 @@ class Catalog:
         if self._left_out_why:
             return self._left_out_why
         changing = {one.name.rpartition(".")[2] for one in self.kept.values()}
-        if caches := self._caches().computed_since(self._caches_before, changing):
-            return _CACHED.format(names="(), ".join(caches))
+        if doubt := self._caches().doubt(self._caches_before, changing) or self._made.doubt():
+            return doubt
         places = [place for place in self.comparison.changed_since() if not self._is_covered(place)]
         names = sorted(name for name in {describe(place) for place in places} if not self.is_ignored(name))
         return _LATE.format(names=", ".join(names[:_NAMED])) if names else ""

@@ -12,7 +12,8 @@ import torch
 
 from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.looks import Copies, Look, Places, Traces
-from relight.training.carried.finding.places import MISSING, Spots
+from relight.training.carried.finding.places import Spots
+from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.survey import Survey, is_kept_with_modules
 from relight.training.carried.finding.watch import Watch
 from relight.training.carried.values.parts import is_part

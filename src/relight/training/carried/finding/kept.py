@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from relight.errors import UsageError
-from relight.training.carried.finding.places import Spot
+from relight.training.carried.finding.spots.spot import Spot
 
 MOST_BYTES = 32 * 2**20  # of what decides a step; half of the room for rank-private state
 MOST_LOG_BYTES = 64 * 1024  # of each value that is only accumulated or shown
@@ -26,6 +26,7 @@ class Kept:
     spot: Spot
     feeds: bool
     late: bool  # written after the block
+    is_left: bool = False  # each step that reads it has written it before
     is_written: bool = True  # with the private state
     seen: bool = False  # known by its values alone
     was_tried: bool = False  # written down once, to see whether it can be
@@ -50,6 +51,11 @@ class Kept:
     def shown(self) -> str:
         """For messages: `NAME (FILE:LINE)`."""
         return f"{self.name} ({self.where})" if self.where else self.name
+
+    @property
+    def decides(self) -> bool:
+        """True if a later step may be another one without it."""
+        return self.feeds and not self.is_left
 
     def refusal(self, why: str) -> UsageError:
         """The error for a name that decides what a step computes, and cannot be carried."""

@@ -7,7 +7,8 @@ from torch import nn
 
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding import refusals
-from relight.training.carried.finding.places import MISSING, Spots, key_of
+from relight.training.carried.finding.places import Spots, key_of
+from relight.training.carried.finding.spots.spot import MISSING
 
 
 class LateModules:

@@ -1,10 +1,9 @@
 """Marks that a survey leaves at the places it finds: copies, traces that hold no value, or nothing."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from relight.training.state.values.contents import Digests
+from relight.training.state.values.contents import Digests, is_container
 from relight.training.state.values.kinds import base_of, blocks_in, items_of, kind_of, members_in
 from relight.training.state.values.marks import Mark, remember
 
@@ -49,7 +48,7 @@ class Places:
     def whole(self, value: Any) -> None: ...
 
     def takes(self, value: Any) -> bool:
-        return _is_container(value)
+        return is_container(value)
 
 
 class Copies:
@@ -114,9 +113,4 @@ class Traces:
         return self._digests.of(value)
 
     def takes(self, value: Any) -> bool:
-        return _is_container(value)
-
-
-def _is_container(value: Any) -> bool:
-    """Return whether it has members, though of a class of a library's."""
-    return isinstance(value, (dict, list, set, deque))
+        return is_container(value)

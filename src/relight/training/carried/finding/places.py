@@ -1,44 +1,23 @@
 """The places where a script keeps values: reading and setting them in the frames of the running loop."""
 
-import collections
-import contextlib
 import ctypes
 import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
-from types import CellType, CodeType, FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-from torch import nn
-
 from relight.training.carried.code.refs import OWNERS, Place
+from relight.training.carried.finding.spots.outside import Settings, contents_of
+from relight.training.carried.finding.spots.spot import MISSING, AttributeSpot, CellSpot, DictSpot, FixedSpot, Spot
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.state.values.kinds import attributes_of, can_be_carried, kind_of
-from relight.training.torch_private.modules import buffers_in, hook_table, modules_in, parameters_in
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 _SEPARATOR = "\x1f"
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_FIXED_INSIDE = (types.MethodType, functools.partial)  # their objects and arguments are never others
-
-
-class _Missing:
-    """Marks a name that has no value now."""
-
-
-MISSING: Any = _Missing()
-
-
-def is_empty(value: Any) -> bool:
-    """Return whether a place has no value yet: it is missing, None, or a container without items."""
-    return (
-        value is None
-        or value is MISSING
-        or (isinstance(value, (list, tuple, dict, set, collections.deque)) and not value)
-    )
 
 
 def key_of(place: Place) -> str:
@@ -148,16 +127,6 @@ def _locals_of(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-class Spot:
-    """A place, found in a process: what is there can be read and set."""
-
-    def get(self) -> Any:
-        raise NotImplementedError
-
-    def set(self, value: Any) -> None:
-        raise NotImplementedError
-
-
 class FrameSpot(Spot):
     """A local of one of the loop's frames. `frames` is another object in every step."""
 
@@ -171,110 +140,6 @@ class FrameSpot(Spot):
         self._owner.frames.set(self._number, self._name, value)
 
 
-class DictSpot(Spot):
-    """A name of a module, or an item of a dictionary or list."""
-
-    def __init__(self, names: Any, name: Any) -> None:
-        self._names, self._name = names, name
-
-    def get(self) -> Any:
-        try:
-            return self._names[self._name]
-        except (LookupError, TypeError):
-            return MISSING
-
-    def set(self, value: Any) -> None:
-        if value is not MISSING:
-            self._names[self._name] = value
-        elif isinstance(self._names, dict):
-            self._names.pop(self._name, None)
-
-
-class AttributeSpot(Spot):
-    """An attribute, read and set without the object's own methods."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self._owner, self._name = owner, name
-
-    def get(self) -> Any:
-        owner, name = self._owner, self._name
-        if name == "__class__":
-            return type(owner)
-        if isinstance(owner, _FIXED_INSIDE):
-            return getattr(owner, name, MISSING)
-        if (hooks := hook_table(owner, name)) is not None:
-            return hooks
-        own = getattr(owner, "__dict__", None)
-        if own is not None and name in own:
-            return own[name]
-        if isinstance(owner, type):
-            return getattr(owner, name, MISSING)
-        if isinstance(owner, nn.Module):
-            for table in (buffers_in(owner), parameters_in(owner), modules_in(owner)):
-                if name in table:
-                    return table[name]
-        found = attributes_of(owner).get(name, MISSING)
-        if found is MISSING:
-            found = inspect.getattr_static(type(owner), name, MISSING)
-            return MISSING if hasattr(type(found), "__get__") else found
-        return found
-
-    def set(self, value: Any) -> None:
-        owner, name = self._owner, self._name
-        if isinstance(owner, _FIXED_INSIDE):
-            return  # it was changed in place
-        if isinstance(owner, type) and value is MISSING:
-            if name in vars(owner):
-                delattr(owner, name)
-        elif isinstance(owner, type) or (isinstance(owner, nn.Module) and value is not MISSING):
-            setattr(owner, name, value)
-        elif value is MISSING and name in getattr(owner, "__dict__", {}):
-            del owner.__dict__[name]
-        elif value is MISSING:  # of a slot
-            with contextlib.suppress(AttributeError):
-                object.__delattr__(owner, name)
-        else:
-            set_attribute(owner, name, value)
-
-
-def set_attribute(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute without the object's own method, or with it where its class takes no other (a thread local)."""
-    try:
-        object.__setattr__(owner, name, value)
-    except TypeError:
-        setattr(owner, name, value)
-
-
-class CellSpot(Spot):
-    """A variable of a closure."""
-
-    def __init__(self, cell: CellType) -> None:
-        self._cell = cell
-
-    def get(self) -> Any:
-        try:
-            return self._cell.cell_contents
-        except ValueError:
-            return MISSING
-
-    def set(self, value: Any) -> None:
-        if value is not MISSING:
-            self._cell.cell_contents = value
-
-
-class FixedSpot(Spot):
-    """An object whose contents alone can change: a default of a parameter, what was declared."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def get(self) -> Any:
-        return self._value
-
-    def set(self, value: Any) -> None:
-        """Nothing: it was changed in place."""
-
-
 class Spots:
     """Finds places in the frames of the present step."""
 
@@ -282,6 +147,7 @@ class Spots:
         self.frames = Frames(())
         self.parts = parts or NoParts()
         self.data: Any = None  # that was handed over
+        self.settings = Settings()
         self.shown: dict[str, Any] = {}  # objects of the script's that an integration holds
         self.keepers: dict[int, Callable[[str, Any], bool]] = {}  # by `id`: which attributes are kept otherwise
 
@@ -336,6 +202,8 @@ class Spots:
             if name not in self.shown:
                 return None
             spot = FixedSpot(self.shown[name])
+        elif kind == "setting":
+            spot = self.settings.spots[name]
         elif kind == "held":
             if int(first) >= len(self.frames.held):
                 return None
@@ -364,6 +232,8 @@ class Spots:
 def _next(value: Any, kind: str, first: str, second: str) -> Spot | None:
     if kind == "attribute":
         return AttributeSpot(value, first)
+    if kind == "contents":
+        return contents_of(value)
     if kind == "item":
         return DictSpot(value, int(second) if first == "int" else second)
     if kind == "member":  # of a dictionary whose keys are others in each process

@@ -13,7 +13,7 @@ from relight.training.carried.code.refs import Place, describe, is_iterator
 from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.catalog import Catalog
-from relight.training.carried.finding.places import MISSING
+from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.reading.names import Found, names_of
 from relight.training.carried.values.trees.words import Unsupported, name_of
 from relight.training.carried.values.trees.writer import write_down
@@ -84,7 +84,14 @@ class Search:
         lasting, catalog = self._loop.lasting(found.place), self._catalog
         if found.made is not None and found.feeds and not catalog.is_ignored(describe(lasting)):
             raise refusals.of_made(describe(lasting), found.made)
-        one = catalog.keep(lasting, where, feeds=found.feeds, late=found.late, after_write=found.after_write)
+        one = catalog.keep(
+            lasting,
+            where,
+            feeds=found.feeds,
+            late=found.late,
+            after_write=found.after_write,
+            is_left=found.is_left,
+        )
         if one is None:
             return
         value = one.spot.get()
@@ -93,10 +100,10 @@ class Search:
         if found.is_counted:
             self._catalog.leave_out(one, "it is counted beside training.steps(): use step.number")
         elif is_iterator(value) and kind_of(value) not in ("stream", "object"):
-            if one.feeds:
+            if one.decides:
                 raise refusals.of_iterator(one, value)
             self._catalog.leave_out(one, f"{name_of(value)} cannot be carried")
-        elif one.feeds and isinstance(value, nn.Module):
+        elif one.decides and isinstance(value, nn.Module):
             raise refusals.of_module(one, value)
         elif one.feeds and is_fixed(value) and len(found.place) == 1 and iteration.makes_anew(one.name, value):
             raise refusals.of_function(one)

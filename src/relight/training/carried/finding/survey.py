@@ -17,6 +17,7 @@ from relight.script_files import is_script_file, is_script_module, is_user_type
 from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
 from relight.training.carried.finding.looks import Look
 from relight.training.carried.finding.places import Spots
+from relight.training.carried.finding.spots.outside import CONTENTS, contents_of
 from relight.training.carried.values.parts import Parts
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
@@ -72,6 +73,7 @@ class Survey:
         names = list(_names(spots))
         self._look_at_all(named for named in names if named[0] not in rebound)
         self._look_at_all(named for named in names if named[0] in rebound)
+        self._look_at_all(spots.settings.all())
         self._look_at_all(attributes_of_parts(spots.parts, kept=enters_data))
         self._look_at_all(_hooks_of_parts(spots.parts))
         for _, owner in spots.parts.owners():
@@ -162,6 +164,11 @@ class Survey:
         if self._is_foreign(value):
             return
         self._seen.add(id(value))
+        if (spot := contents_of(value)) is not None:
+            contents, there = spot.get(), (*place, CONTENTS)
+            if kind_of(contents) == "opaque":
+                self.found[there] = self._mark.identity(contents)
+            self._look_later(there, contents, depth + 1)
         if self._enters_data and isinstance(value, _OF_DATA):
             for name, one in vars(value).items():
                 if not name.startswith("_"):

@@ -1,9 +1,10 @@
-"""Values that an undone step or a replacement cannot get back: results in `functools.lru_cache`, orders of sets."""
+"""Values that an undone step or a replacement cannot get back: cached results, orders of sets, new modules."""
 
 import functools
 import gc
 import linecache
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -37,16 +38,25 @@ class Caches:
         self._found = {name: one for name, one in members if type(one) is kind}
         self._computed = {name: one.cache_info().misses for name, one in self._found.items()}
 
-    def computed_since(self, earlier: "Caches", changing: Collection[str]) -> list[str]:
-        """Names of those that have computed results since, which depend on more than the values of their arguments.
+    def doubt(self, earlier: "Caches", changing: Collection[str]) -> str:
+        """Return why equal bits cannot be vouched for, if results were computed since that depend on more than values.
 
         `changing`: names of variables and attributes that steps change.
         """
-        return sorted(
+        names = sorted(
             name
             for name, one in self._found.items()
             if self._computed[name] > earlier._computed.get(name, 0)
             and (_names_in(one.__wrapped__) & (_DRAWS | set(changing)) or _has_changing_keys(one))
+        )
+        return (
+            ""
+            if not names
+            else (
+                f"{'(), '.join(names)}(): a cached function whose result depends on more than the values of its "
+                "arguments: random numbers, or what steps change. It is not undone with a step, and a replacement "
+                "computes it anew. Call it before the loop, or keep what it returns in a variable"
+            )
         )
 
     def forget_since(self, earlier: "Caches") -> None:
@@ -54,6 +64,23 @@ class Caches:
         for name, one in self._found.items():
             if self._computed[name] and not earlier._computed.get(name):
                 one.cache_clear()
+
+
+class MadeModules:
+    """Modules that steps have made by themselves, without a file that another process could import."""
+
+    def __init__(self) -> None:
+        self._before = {*sys.modules}
+
+    def doubt(self) -> str:
+        """Return why equal bits cannot be vouched for, if there are any."""
+        new = sorted(name for name in {*sys.modules} - self._before if "." not in name)
+        made = ", ".join(name for name in new if _is_made(sys.modules[name]))
+        return made and f"{made}: made by a step, and no module that another process imports. Make it before the loop"
+
+
+def _is_made(module: Any) -> bool:
+    return getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
 
 
 def _members_of(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

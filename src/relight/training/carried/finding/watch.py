@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.training.carried.code.refs import Place
-from relight.training.carried.finding.places import DictSpot, Spot, Spots
+from relight.training.carried.finding.places import Spots
+from relight.training.carried.finding.spots.spot import MISSING, DictSpot, Spot
 from relight.training.carried.finding.survey import Survey, holds_objects
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import Mark, changed, remember
@@ -15,6 +16,7 @@ from relight.training.state.values.marks import Mark, changed, remember
 _MOST = 512  # values: each takes a tenth of a microsecond, containers more
 _FEW = 32  # items of a container
 _CONTAINERS = ("list", "tuple", "dict", "deque")
+_NAMELESS = ("cell", "setting", "contents")
 _BYTES = 2**14  # of a tensor or an array
 
 
@@ -51,8 +53,8 @@ class Watch:
 
     def _names(self, survey: Survey) -> Iterator[tuple[Place, Spot]]:
         for place in survey.found:
-            is_module = place[0][0] == "module" and len(place) == 1
-            if (is_module or place[-1][0] == "cell") and (spot := self._spots.find(place)) is not None:
+            is_name = (place[0][0] == "module" and len(place) == 1) or place[-1][0] in _NAMELESS
+            if is_name and (spot := self._spots.find(place)) is not None:
                 yield place, spot
 
     def begin(self) -> None:
@@ -77,7 +79,7 @@ def _is_small(value: Any) -> bool:
         return bool(value.nbytes <= _BYTES)
     if kind in (*_CONTAINERS, "set"):
         return len(value) <= _FEW
-    return kind in ("plain", "number", "object")
+    return kind in ("plain", "number", "object") or value is MISSING
 
 
 def _marked(value: Any) -> Any:

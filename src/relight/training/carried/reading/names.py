@@ -37,6 +37,7 @@ class Found:
     feeds: bool  # it decides what a step computes; False: it is only accumulated, or shown
     late: bool  # it is written after the block
     after_write: bool = False  # it is written after the last call of an optimizer's `step`
+    is_left: bool = False  # each step that reads it has written it before: only code after the loop may see it
     is_counted: bool = False  # by something around `training.steps()`: enumerate, zip
     made: Made | None = None  # a module, optimizer or scheduler that some step makes and keeps there
 
@@ -85,8 +86,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         if key in flow.exposed or (is_read_after and flow.may_remain(key)):
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
             late, after_write = key in flow.written_late, flow.is_after_step(key)
-            made = reading.making.kept_at(key)
-            names.found[key] = Found(place, file, line, key in feeding, late, after_write, is_counted, made)
+            is_left, made = key not in flow.exposed, reading.making.kept_at(key)
+            names.found[key] = Found(place, file, line, key in feeding, late, after_write, is_left, is_counted, made)
             continue
         if not is_foreign(value):
             names.dead.add(place)

@@ -6,6 +6,7 @@ They are compared within one process: objects of other kinds count by their `id`
 import enum
 import itertools
 import pickle  # noqa: TID251 - it only writes
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,7 +30,13 @@ _PLAIN_BYTES = 512  # of plain values take about as long as one value of another
 _MAPS = Path("/proc/self/maps")
 _IN_MEMORY = ("/dev/shm/", "/dev/zero", "/memfd:", "/SYSV", "[")  # names of mappings that are no files
 _LONG_TEXT = 1024  # characters
+_WEAK: Any = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _CHECKED = 2**22  # bytes of an array from which on it matters whether it is a file
+
+
+def is_container(value: Any) -> bool:
+    """Return whether it has members that are digested, though of a class of a library's."""
+    return isinstance(value, (dict, list, set, deque, *_WEAK))
 
 
 @dataclass
@@ -201,10 +208,11 @@ class _Digest:
 
     def _look_into_opaque(self, value: Any) -> None:
         """A container of a class of a library's has its members; of another object it matters which it is."""
-        if isinstance(value, dict):
-            self._look_into_all(itertools.chain.from_iterable(dict.items(value)))
-        elif isinstance(value, (list, set, deque)):
-            self._look_into_all(iter(value))
+        table = value.data if isinstance(value, _WEAK) else value
+        if isinstance(table, dict):
+            self._look_into_all(itertools.chain.from_iterable(dict.items(table)))
+        elif isinstance(table, (list, set, deque)):
+            self._look_into_all(iter(table))
 
     def _look_into_all(self, members: Iterable[Any]) -> None:
         count, iterator = 0, iter(members)

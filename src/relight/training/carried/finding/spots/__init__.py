@@ -1,0 +1,1 @@
+"""Values at places: named ones, and those that functions of Python read and set."""

@@ -1,0 +1,168 @@
+"""Values that no name stands for: read and set by functions. Environment, contexts, databases in memory."""
+
+import contextlib
+import contextvars
+import copy
+import decimal
+import functools
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from relight.training.carried.code.refs import Place
+from relight.training.carried.finding.spots.spot import MISSING, FunctionSpot, Spot
+from relight.training.state.torch_settings import SETTINGS
+
+CONTENTS = ("contents", "", "")  # the last part of a place: what an object of Python's own holds
+_VARIABLES: dict[bytes, bytes] = vars(os.environ)["_data"]  # the environment, not decoded at each look
+_OF_WORKERS = frozenset({b"RANK", b"LOCAL_RANK"})  # relight sets them in a replacement
+_OF_TORCH = ("autocast", "device", "threads")  # of the thread that trains: the others are in every copy of the state
+_COUNTS = (24, 40, 92)  # in the header of an SQLite database
+_MOST_BYTES = 2**20  # of a database that is looked into
+
+
+class Setting(Spot):
+    """A setting of the process, as a text, which is written anew only once the setting is another one."""
+
+    def __init__(
+        self, look: Callable[[], Any], change: Callable[[Any], object], value: Callable[[Any], Any] = lambda seen: seen
+    ) -> None:
+        """`value`: of what a look has seen; it can be written down, and is given to `change`."""
+        self._look, self._change, self._value = look, change, value
+        self._seen: Any = MISSING
+        self._text = ""
+
+    def get(self) -> str:
+        seen = self._look()
+        if self._seen is MISSING or seen != self._seen:
+            self._seen = copy.copy(seen)
+            self._text = json.dumps(self._value(self._seen))
+        return self._text
+
+    def set(self, value: Any) -> None:
+        if value is not MISSING:
+            self._change(json.loads(value))
+
+
+class Settings:
+    """Settings of the process that steps may change."""
+
+    def __init__(self) -> None:
+        self._environment = dict(_VARIABLES)
+        self.spots: dict[str, Spot] = {
+            "os.environ": Setting(lambda: _VARIABLES, self._set_environment, self._new_variables),
+            "decimal.getcontext()": Setting(_decimal_context, _set_decimal_context),
+            "numpy.geterr()": Setting(_numpy_errors, _set_numpy_errors),
+            "sys.getrecursionlimit()": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+            **{f"torch's {name}": Setting(*SETTINGS[name]) for name in _OF_TORCH},
+        }
+
+    def all(self) -> Iterator[tuple[Place, Any]]:
+        """Their places and values."""
+        for name, spot in self.spots.items():
+            yield (("setting", "", name),), spot.get()
+
+    def _new_variables(self, now: dict[bytes, bytes]) -> dict[str, str | None]:
+        """Variables that differ from those at the start; None: they are gone."""
+        before = self._environment
+        names = sorted({*before, *now} - _OF_WORKERS)
+        return {os.fsdecode(n): _decoded(now.get(n)) for n in names if now.get(n) != before.get(n)}
+
+    def _set_environment(self, new: dict[str, str | None]) -> None:
+        wanted = {**self._environment, **{os.fsencode(name): value for name, value in new.items()}}
+        for name in {*wanted, *_VARIABLES} - _OF_WORKERS:
+            if (value := _decoded(wanted.get(name))) is None:
+                os.environ.pop(os.fsdecode(name), None)
+            elif _decoded(_VARIABLES.get(name)) != value:
+                os.environ[os.fsdecode(name)] = value
+
+
+def _decoded(value: bytes | str | None) -> str | None:
+    return None if value is None else os.fsdecode(value)
+
+
+def _decimal_context() -> list[Any]:
+    """All but the flags, which calculations set and few scripts read."""
+    now = decimal.getcontext()
+    traps = sorted(kind.__name__ for kind, is_on in now.traps.items() if is_on)
+    return [now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps]
+
+
+def _set_decimal_context(values: list[Any]) -> None:
+    now = decimal.getcontext()
+    now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps = values
+    for kind in now.traps:
+        now.traps[kind] = kind.__name__ in traps
+
+
+def _numpy_errors() -> dict[str, str] | None:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.geterr()
+
+
+def _set_numpy_errors(values: dict[str, str] | None) -> None:
+    if values is not None:
+        importlib.import_module("numpy").seterr(**values)
+
+
+# --- contents of objects ------------------------------------------------------------------------------------------
+class _TooLarge:
+    """A database with more bytes than are carried: it matters whether it was changed."""
+
+
+@functools.cache
+def _too_large(*_: Any) -> _TooLarge:
+    return _TooLarge()
+
+
+def contents_of(value: Any) -> Spot | None:
+    """Contents: what a context variable, or an SQLite database in memory, holds. None: of another object."""
+    if isinstance(value, contextvars.ContextVar):
+        return FunctionSpot(functools.partial(_held_by, value), value.set)
+    sqlite = sys.modules.get("sqlite3")
+    if sqlite is not None and isinstance(value, sqlite.Connection) and _is_in_memory(value, sqlite.Error):
+        return FunctionSpot(functools.partial(_database_in, value), functools.partial(_fill_database, value))
+    return None
+
+
+def _held_by(variable: contextvars.ContextVar[Any]) -> Any:
+    """Its value, or its default. MISSING: nothing, and nothing can make it so again once it was set."""
+    return variable.get(MISSING)
+
+
+def _database_in(connection: Any) -> Any:
+    """All pages of a database, less its counts of changes, of which a copy has others. Empty: it holds nothing."""
+    count, size, schema = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size", "schema_version")
+    )
+    if not count:
+        return b""
+    if count * size > _MOST_BYTES:
+        return _too_large(id(connection), count, schema, connection.total_changes, connection.in_transaction)
+    pages = bytearray(connection.serialize())
+    for first in _COUNTS:
+        pages[first : first + 4] = bytes(4)
+    return bytes(pages)
+
+
+def _fill_database(connection: Any, pages: Any) -> None:
+    """Give a database these pages. `deserialize` would make it one that does not show what is not committed yet."""
+    if isinstance(pages, _TooLarge):
+        return
+    with contextlib.closing(type(connection)(":memory:")) as other:
+        if pages:
+            other.deserialize(pages)
+        connection.rollback()
+        other.backup(connection)
+
+
+def _is_in_memory(connection: Any, error: type[Exception]) -> bool:
+    try:
+        files = [file for _, _, file in connection.execute("PRAGMA database_list")]
+        connection.total_changes  # noqa: B018
+    except error:  # it was closed, or belongs to another thread
+        return False
+    return not any(files)

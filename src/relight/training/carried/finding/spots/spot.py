@@ -1,0 +1,163 @@
+"""One value in a process, which can be read and set: a name, an item, an attribute, a variable of a closure."""
+
+import collections
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from types import CellType
+from typing import Any
+
+from torch import nn
+
+from relight.training.state.values.kinds import attributes_of
+from relight.training.torch_private.modules import buffers_in, hook_table, modules_in, parameters_in
+
+_FIXED_INSIDE = (types.MethodType, functools.partial)  # their objects and arguments are never others
+
+
+class _Missing:
+    """Marks a name that has no value now."""
+
+
+MISSING: Any = _Missing()
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a place has no value yet: it is missing, None, or a container without items."""
+    return (
+        value is None
+        or value is MISSING
+        or (isinstance(value, (list, tuple, dict, set, collections.deque)) and not value)
+    )
+
+
+class Spot:
+    """A place, found in a process: what is there can be read and set."""
+
+    def get(self) -> Any:
+        raise NotImplementedError
+
+    def set(self, value: Any) -> None:
+        raise NotImplementedError
+
+
+class DictSpot(Spot):
+    """A name of a module, or an item of a dictionary or list."""
+
+    def __init__(self, names: Any, name: Any) -> None:
+        self._names, self._name = names, name
+
+    def get(self) -> Any:
+        try:
+            return self._names[self._name]
+        except (LookupError, TypeError):
+            return MISSING
+
+    def set(self, value: Any) -> None:
+        if value is not MISSING:
+            self._names[self._name] = value
+        elif isinstance(self._names, dict):
+            self._names.pop(self._name, None)
+
+
+class AttributeSpot(Spot):
+    """An attribute, read and set without the object's own methods."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def get(self) -> Any:
+        owner, name = self._owner, self._name
+        if name == "__class__":
+            return type(owner)
+        if isinstance(owner, _FIXED_INSIDE):
+            return getattr(owner, name, MISSING)
+        if (hooks := hook_table(owner, name)) is not None:
+            return hooks
+        own = getattr(owner, "__dict__", None)
+        if own is not None and name in own:
+            return own[name]
+        if isinstance(owner, type):
+            return getattr(owner, name, MISSING)
+        if isinstance(owner, nn.Module):
+            for table in (buffers_in(owner), parameters_in(owner), modules_in(owner)):
+                if name in table:
+                    return table[name]
+        found = attributes_of(owner).get(name, MISSING)
+        if found is MISSING:
+            found = inspect.getattr_static(type(owner), name, MISSING)
+            return MISSING if hasattr(type(found), "__get__") else found
+        return found
+
+    def set(self, value: Any) -> None:
+        owner, name = self._owner, self._name
+        if isinstance(owner, _FIXED_INSIDE):
+            return  # it was changed in place
+        if isinstance(owner, type) and value is MISSING:
+            if name in vars(owner):
+                delattr(owner, name)
+        elif isinstance(owner, type) or (isinstance(owner, nn.Module) and value is not MISSING):
+            setattr(owner, name, value)
+        elif value is MISSING and name in getattr(owner, "__dict__", {}):
+            del owner.__dict__[name]
+        elif value is MISSING:  # of a slot
+            with contextlib.suppress(AttributeError):
+                object.__delattr__(owner, name)
+        else:
+            set_attribute(owner, name, value)
+
+
+def set_attribute(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute without the object's own method, or with it where its class takes no other (a thread local)."""
+    try:
+        object.__setattr__(owner, name, value)
+    except TypeError:
+        setattr(owner, name, value)
+
+
+class CellSpot(Spot):
+    """A variable of a closure."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell = cell
+
+    def get(self) -> Any:
+        try:
+            return self._cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    def set(self, value: Any) -> None:
+        if value is not MISSING:
+            self._cell.cell_contents = value
+        elif self.get() is not MISSING:
+            del self._cell.cell_contents
+
+
+class FixedSpot(Spot):
+    """An object whose contents alone can change: a default of a parameter, what was declared."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self) -> Any:
+        return self._value
+
+    def set(self, value: Any) -> None:
+        """Nothing: it was changed in place."""
+
+
+class FunctionSpot(Spot):
+    """A value that one function reads and another one sets."""
+
+    def __init__(self, read: Callable[[], Any], change: Callable[[Any], object]) -> None:
+        self._read, self._change = read, change
+
+    def get(self) -> Any:
+        return self._read()
+
+    def set(self, value: Any) -> None:
+        if value is not MISSING:
+            self._change(value)
