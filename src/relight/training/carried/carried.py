@@ -102,7 +102,7 @@ class Carried:
         if self.rank_values.is_pending:
             doubt = self.rank_values.put_in() or doubt
         self._catalog.notice(between=True)
-        return doubt
+        return doubt or self._spots.settings.files.doubt_later() or None
 
     def enter(self, frame: FrameType, number: int) -> str | None:
         """`with step` in this frame, of step `number`: the first one shows the loop, if its head did not.
@@ -181,7 +181,7 @@ class Carried:
         """
         self._spots.frames.forget()
         if self._in_step:
-            self._catalog.notice(between=False)
+            self._catalog.notice(between=False, early=early)
         self._catalog.follow_parts()
         tree = self._keeper.capture(in_step=self._in_step, early=early)
         self._spots.frames.forget()

@@ -191,7 +191,7 @@ class Adoption:
 
     def adopt(self, tree: dict[str, Any] | None, noticed: Mapping[str, int], version: int) -> str | None:
         """Values to be put in at the next turn; see `Carried.adopt`. Returns why equal bits cannot be vouched for."""
-        self._catalog.forget_results()
+        self._catalog.unrepeatable.forget_results()
         self._pending = tree or None
         known = {*tree["names"], *tree["of_calls"]} if tree else set()
         last = last_compared_by_all(version)

@@ -65,7 +65,7 @@ class Undo:
         return _of_lasting([key for key in self._lasting if key not in replaced])
 
     def _put_back_left_out(self) -> Iterator[tuple[str, Any]]:
-        """Put back what is not carried, if the step is compared. Yields the keys and marks of what is too large."""
+        """Put back what is not carried, if the step is compared. Yields the keys and marks of what stays."""
         left_out = self._catalog.left_out
         for change in self._catalog.comparison.changes(lambda place: key_of(place) not in left_out):
             spot = self._spots.find(change.place)

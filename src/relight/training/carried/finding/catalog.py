@@ -17,7 +17,7 @@ from relight.training.carried.finding.loop import Loop
 from relight.training.carried.finding.places import key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING, Spot
 from relight.training.carried.finding.survey import attributes_of_parts
-from relight.training.carried.finding.unrepeatable import Caches, MadeModules, is_iterated
+from relight.training.carried.finding.unrepeatable import Unrepeatable, is_iterated
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
@@ -62,8 +62,7 @@ class Catalog:
         # Attributes that the code sets on tensors, on parameters perhaps, and whether after the last write of a step.
         self.watched: dict[str, bool] = {}
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
-        self._caches_before = Caches()  # when the loop began
-        self._made = MadeModules()
+        self.unrepeatable = Unrepeatable(self._spots.names_of_modules, self._spots.settings.files)
 
     @property
     def is_idle(self) -> bool:
@@ -78,8 +77,7 @@ class Catalog:
             if kind_of(value) == "generator":
                 self.keep(place, seen=True)
         self._watch()
-        self._caches_before = self._caches()
-        self._made = MadeModules()
+        self.unrepeatable.begin(self.ignored)
 
     def is_foreign(self, thing: Any) -> bool:
         """Return whether an object's attributes are kept otherwise, and an integration has not shown it."""
@@ -206,10 +204,15 @@ class Catalog:
         if self.comparison.is_incomplete:
             self.say("incomplete", _INCOMPLETE)
 
-    def notice(self, *, between: bool) -> None:
-        """Carry also what changed although the code did not show it."""
+    def notice(self, *, between: bool, early: bool = False) -> None:
+        """Carry also what changed although the code did not show it.
+
+        `early`: the block is not over. A context that it is in, such as autocast, may still end with it.
+        """
         step, is_first = self.comparison.number - between, self.comparison.is_first
         for change in self.comparison.changes(self._is_covered):
+            if early and change.place[0][0] == "setting":
+                continue
             if change.module is not None and self._late.has(change.place, step, is_first=is_first):
                 continue  # it was left out, and that was said
             if change.module is not None and change.nbytes > MOST_MODULE_BYTES:
@@ -265,7 +268,7 @@ class Catalog:
         if self._left_out_why:
             return self._left_out_why
         changing = {one.name.rpartition(".")[2] for one in self.kept.values()}
-        if doubt := self._caches().doubt(self._caches_before, changing) or self._made.doubt():
+        if doubt := self.unrepeatable.doubt(changing):
             return doubt
         places = [place for place in self.comparison.changed_since() if not self._is_covered(place)]
         names = sorted(name for name in {describe(place) for place in places} if not self.is_ignored(name))
@@ -278,15 +281,6 @@ class Catalog:
                 f"{one.shown}: steps go through a set, in an order that another process cannot repeat. Go through "
                 "sorted(...), or use a dict"
             )
-
-    def forget_results(self) -> None:
-        """Empty the caches that only a rehearsal has filled."""
-        self._caches().forget_since(self._caches_before)
-
-    def _caches(self) -> Caches:
-        """The cached functions of the script's modules."""
-        frames = self._spots.frames
-        return Caches(names for _, names, _ in (frames.names(n) for n, f in enumerate(frames.frames) if f))
 
 
 def _names_of(name: str) -> list[str]:

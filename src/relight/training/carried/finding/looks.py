@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from relight.training.state.values.contents import Digests, is_container
+from relight.training.state.values.contents import Digests
 from relight.training.state.values.kinds import base_of, blocks_in, items_of, kind_of, members_in
 from relight.training.state.values.marks import Mark, remember
 
@@ -31,10 +31,6 @@ class Look(Protocol):
         """Mark a value that is too large, or too far away, for a look at each thing that it holds."""
         ...
 
-    def takes(self, value: Any) -> bool:
-        """Return whether contents can be marked of a value of a kind that cannot be carried."""
-        ...
-
 
 class Places:
     """Marks nothing: it only matters which places there are."""
@@ -46,9 +42,6 @@ class Places:
     def members(self, value: Any) -> None: ...
 
     def whole(self, value: Any) -> None: ...
-
-    def takes(self, value: Any) -> bool:
-        return is_container(value)
 
 
 class Copies:
@@ -83,9 +76,6 @@ class Copies:
     def whole(self, value: Any) -> Mark:
         return self._digests.mark(value)
 
-    def takes(self, value: Any) -> bool:  # noqa: ARG002
-        return False
-
 
 class Traces:
     """Marks to be compared with those of a later survey in this process. They hold no value."""
@@ -111,6 +101,3 @@ class Traces:
 
     def whole(self, value: Any) -> int:
         return self._digests.of(value)
-
-    def takes(self, value: Any) -> bool:
-        return is_container(value)

@@ -80,6 +80,7 @@ class Loop:
     def leave(self) -> None:
         """Hold no frame any more."""
         self.spots.frames = Frames(())
+        self.spots.settings.files.leave()
         self._asked = []
 
     @property

@@ -151,6 +151,10 @@ class Spots:
         self.shown: dict[str, Any] = {}  # objects of the script's that an integration holds
         self.keepers: dict[int, Callable[[str, Any], bool]] = {}  # by `id`: which attributes are kept otherwise
 
+    def names_of_modules(self) -> list[dict[str, Any]]:
+        """Names of the modules of the loop's functions."""
+        return [self.frames.names(number)[1] for number, frame in enumerate(self.frames.frames) if frame is not None]
+
     def show(self, name: str, thing: Any, keeps: Callable[[str, Any], bool], *, of_library: bool = False) -> bool:
         """Look into an object as if a variable of the script held it, less attributes that are kept otherwise.
 

@@ -21,6 +21,7 @@ from relight.training.carried.finding.spots.outside import CONTENTS, contents_of
 from relight.training.carried.values.parts import Parts
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
+from relight.training.state.values.contents import is_container
 from relight.training.state.values.kinds import items_of, kind_of, members_in
 from relight.training.torch_private.modules import (
     OWN_ATTRIBUTES,
@@ -112,7 +113,7 @@ class Survey:
         if isinstance(value, type) and id(value) not in self._seen:
             self._seen.add(id(value))
             self._look_into_class(place, value, depth)
-        is_known = isinstance(value, torch.Tensor) or self._mark.takes(value)
+        is_known = isinstance(value, torch.Tensor) or is_container(value)
         if kind == "opaque" and is_known and not self._is_foreign(value):
             self.found[place] = self._mark.contents(value)
             return

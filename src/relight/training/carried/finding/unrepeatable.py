@@ -5,7 +5,7 @@ import gc
 import linecache
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from relight.script_files import is_user_type
+from relight.training.carried.finding.spots.files import Files
 from relight.training.state.values.marks import Mark
 
 _DRAWS = frozenset(
@@ -27,6 +28,41 @@ _ITERATES = "|".join(
         r"\b{0}\.pop\(",
     )
 )
+_CACHED = (
+    "{names}(): a cached function whose result depends on more than the values of its arguments: random numbers, or "
+    "what steps change. It is not undone with a step, and a replacement computes it anew. Call it before the loop, or "
+    "keep what it returns in a variable"
+)
+_MADE = "{names}: made by a step, and no module that another process imports. Make it before the loop"
+
+
+class Unrepeatable:
+    """Watches cached functions, modules and files from the beginning of the loop."""
+
+    def __init__(self, names: Callable[[], Iterable[Mapping[str, Any]]], files: Files) -> None:
+        """`names`: of the modules that the loop runs in."""
+        self._names, self._files = names, files
+        self._caches = Caches()
+        self._modules = {*sys.modules}
+
+    def begin(self, ignored: Collection[str]) -> None:
+        """The loop is found. `ignored`: names of what no step depends on, as the script says."""
+        self._caches = Caches(self._names())
+        self._modules = {*sys.modules}
+        self._files.begin(ignored)
+
+    def doubt(self, changing: Collection[str]) -> str:
+        """Return why equal bits cannot be vouched for, or "". `changing`: names that steps change."""
+        if computed := Caches(self._names()).computed_since(self._caches, changing):
+            return _CACHED.format(names="(), ".join(computed))
+        new = sorted(name for name in {*sys.modules} - self._modules if "." not in name)
+        if made := [name for name in new if _is_made(sys.modules[name])]:
+            return _MADE.format(names=", ".join(made))
+        return self._files.doubt()
+
+    def forget_results(self) -> None:
+        """Empty the caches that only a rehearsal has filled."""
+        Caches(self._names()).forget_since(self._caches)
 
 
 class Caches:
@@ -38,25 +74,16 @@ class Caches:
         self._found = {name: one for name, one in members if type(one) is kind}
         self._computed = {name: one.cache_info().misses for name, one in self._found.items()}
 
-    def doubt(self, earlier: "Caches", changing: Collection[str]) -> str:
-        """Return why equal bits cannot be vouched for, if results were computed since that depend on more than values.
+    def computed_since(self, earlier: "Caches", changing: Collection[str]) -> list[str]:
+        """Names of those that have computed results since, which depend on more than the values of their arguments.
 
         `changing`: names of variables and attributes that steps change.
         """
-        names = sorted(
+        return sorted(
             name
             for name, one in self._found.items()
             if self._computed[name] > earlier._computed.get(name, 0)
             and (_names_in(one.__wrapped__) & (_DRAWS | set(changing)) or _has_changing_keys(one))
-        )
-        return (
-            ""
-            if not names
-            else (
-                f"{'(), '.join(names)}(): a cached function whose result depends on more than the values of its "
-                "arguments: random numbers, or what steps change. It is not undone with a step, and a replacement "
-                "computes it anew. Call it before the loop, or keep what it returns in a variable"
-            )
         )
 
     def forget_since(self, earlier: "Caches") -> None:
@@ -64,19 +91,6 @@ class Caches:
         for name, one in self._found.items():
             if self._computed[name] and not earlier._computed.get(name):
                 one.cache_clear()
-
-
-class MadeModules:
-    """Modules that steps have made by themselves, without a file that another process could import."""
-
-    def __init__(self) -> None:
-        self._before = {*sys.modules}
-
-    def doubt(self) -> str:
-        """Return why equal bits cannot be vouched for, if there are any."""
-        new = sorted(name for name in {*sys.modules} - self._before if "." not in name)
-        made = ", ".join(name for name in new if _is_made(sys.modules[name]))
-        return made and f"{made}: made by a step, and no module that another process imports. Make it before the loop"
 
 
 def _is_made(module: Any) -> bool:

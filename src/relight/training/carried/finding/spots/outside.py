@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.training.carried.code.refs import Place
+from relight.training.carried.finding.spots.files import Files
 from relight.training.carried.finding.spots.spot import MISSING, FunctionSpot, Spot
 from relight.training.state.torch_settings import SETTINGS
 
@@ -52,11 +53,13 @@ class Settings:
 
     def __init__(self) -> None:
         self._environment = dict(_VARIABLES)
+        self.files = Files()
         self.spots: dict[str, Spot] = {
             "os.environ": Setting(lambda: _VARIABLES, self._set_environment, self._new_variables),
             "decimal.getcontext()": Setting(_decimal_context, _set_decimal_context),
             "numpy.geterr()": Setting(_numpy_errors, _set_numpy_errors),
             "sys.getrecursionlimit()": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+            "files that steps read": Setting(lambda: self.files.names, self.files.take, sorted),
             **{f"torch's {name}": Setting(*SETTINGS[name]) for name in _OF_TORCH},
         }
 
@@ -130,7 +133,10 @@ def contents_of(value: Any) -> Spot | None:
 
 def _held_by(variable: contextvars.ContextVar[Any]) -> Any:
     """Its value, or its default. MISSING: nothing, and nothing can make it so again once it was set."""
-    return variable.get(MISSING)
+    try:
+        return variable.get()
+    except LookupError:
+        return MISSING
 
 
 def _database_in(connection: Any) -> Any:
