@@ -96,6 +96,7 @@ class FitRun:
         schedulers = [HeldScheduler(each) if isinstance(each, ReduceLROnPlateau) else each for each in self._schedulers]
         averages = _averages(trainer)
         callbacks = {f"callback_{number}": each for number, each in enumerate(_own_callbacks(trainer))}
+        saying = [each for each in _own_callbacks(trainer) if not is_lightnings(each, "state_dict")]
         held, own_averages = modules_held(callbacks, (strategy.model, *averages.values()), self._schedulers)
         self.training = relight.Training(
             model={"model": strategy.model, **held} if held else strategy.model,
@@ -103,7 +104,7 @@ class FitRun:
             data=data,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             rng="preserve",
-            per_rank={"trainer": rank_progress, **_named("callback", _own_callbacks(trainer))},
+            per_rank={"trainer": rank_progress, **_named("callback", saying)},
             progress=self.progress,
             **_named("scheduler", schedulers),
             **averages,

@@ -99,13 +99,18 @@ def of_made(name: str, made: Made) -> UsageError:
     """A module, optimizer or scheduler that some step makes, and later ones use: seen in the code."""
     keyword = {AveragedModel: "ema", LRScheduler: "scheduler", torch.optim.Optimizer: "optimizer"}
     given = next((word for kind, word in keyword.items() if issubclass(made.kind, kind)), "model")
+    instead = {
+        "optimizer": "or call add_param_group(...) of the one that there is, inside the block",
+        "scheduler": "or let SequentialLR switch to it",
+    }.get(
+        given,
+        "and use it from any step on, with values that are set inside the block (late.load_state_dict(...)). If "
+        f"{name} stands for one or another, {_CHOOSE.format(name)}",
+    )
     return UsageError(
         f"{short(made.file)}:{made.line}: {name} ({made.kind.__qualname__}), made by a step, goes on from step to "
-        "step, and a replacement could not get it. Make it before the loop, and hand it over: "
-        f"relight.Training({given}="
-        f'{{"{given}": {given}, "late": late}}). Steps may begin to use it at any time, and set its values inside the '
-        "block: late.load_state_dict(...), add_param_group(...), or SequentialLR for schedulers. "
-        f"{_NOT_HERE.format(name)}"
+        "step, and a replacement could not get it. Make it before the loop, and hand it over "
+        f'(relight.Training({given}={{"{given}": {given}, "late": late}})), {instead}. {_NOT_HERE.format(name)}'
     )
 
 

@@ -35,6 +35,7 @@ _DEEPEST = 12  # objects, one in another: environments in wrappers in a vector o
 _MOST = 5000  # places
 _FEW = 512  # items of a container that is looked into one by one
 _OF_DATA = (DataLoader, Dataset, Sampler)
+_SUMS = (torch.Tensor, list, dict)
 
 
 class Survey:
@@ -190,10 +191,10 @@ class Survey:
                 except ValueError:
                     continue
         elif isinstance(value, nn.Module):
-            if is_user_type(type(value)):
-                for name, one in vars(value).items():
-                    if not name.startswith("_"):
-                        self._look_later((*place, ("attribute", name, "")), one, depth + 1)
+            is_own = is_user_type(type(value))
+            for name, one in vars(value).items():  # of a library's (a metric), what may be sums and lists of values
+                if not name.startswith("_") and (is_own or isinstance(one, _SUMS)):
+                    self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             self._look_into_module(place, value)
 
     def _look_into_class(self, place: Place, kind: type, depth: int) -> None:
