@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ def train(directory: Path, faults: Sequence[str] = (), disturb: Disturb | None =
     """Run the example with engines, and disturb it."""
     place = directory / "place"
     serving = [Engine(directory, place, name) for name in "abc"[:engines]]
+    await_addresses(place, serving)  # the steps could be over before an engine has come
     training = Training(ranks=2, steps=0, program=str(EXAMPLE), arguments=(str(place), "--steps", str(STEPS)))
     try:
         with Job(directory, training, faults=faults, standbys=1) as job:
@@ -82,6 +84,16 @@ def train(directory: Path, faults: Sequence[str] = (), disturb: Disturb | None =
     rewards = {(entry := json.loads(line))["step"]: entry["reward"] for line in lines}
     assert sorted(rewards) == list(range(STEPS))
     return End([rewards[step] for step in range(STEPS)], dict(re.findall(r"rank (\d+): (.*)", outcome.stdout)), outcome)
+
+
+def await_addresses(place: Path, engines: list[Engine]) -> None:
+    """Return when all these engines can be asked."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not all((place / "engines" / engine.name).exists() for engine in engines):
+        for engine in engines:
+            assert engine.process.poll() is None, engine.log.read_text()
+        assert time.monotonic() < deadline, "the engines have not come"
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
