@@ -318,7 +318,7 @@ REFUSED = {
             "if h is not None and h.bias is None:\n raise ValueError\nh = nn.Linear(2, 2)",
             "0",
         ),
-        "torch.nn.modules.linear.Linear",
+        r"h \(Linear\), made by a step",
     ),
     "too large": (
         function("h = torch.zeros(2)", "if h.sum() > 1e9:\n raise ValueError\nh = torch.zeros(10_000_000)", "0"),

@@ -334,14 +334,6 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         TrackedState({"model": nn.Linear(2, 2)}, {"optimizer": other}, {}, {})
 
 
-def test_a_scheduler_that_was_kept_back_is_noticed() -> None:
-    net = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(UsageError, match=r"scheduler=\.\.\."):
-        TrackedState({"model": net}, {"optimizer": optimizer}, {}, {})
-
-
 def test_fingerprint_sees_changes_between_steps() -> None:
     _, optimizer, state = make(1, steps=1)
     before = state.fingerprint()
