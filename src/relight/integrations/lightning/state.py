@@ -219,6 +219,8 @@ class RankProgress:
 
 
 def _is_kept_here(callback: Callback, name: str, value: Any) -> bool:
+    if isinstance(value, torch.nn.Module) and next(value.parameters(), None) is not None:
+        return True  # handed over, or late
     return is_plain(value) or callbacks.says_itself(callback, name, value)
 
 
