@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from relight.script_files import file_of_type, is_script_file, is_user_type
+from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.cells import is_type_of_cells
 from relight.training.torch_private.modules import modules_in, tables_in
 
@@ -84,9 +85,10 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
     if isinstance(owner, types.ModuleType):
         value = vars(owner).get(name, UNKNOWN)
         is_own = is_script_file(getattr(owner, "__file__", None) or "")
-        if not is_own and not isinstance(value, (_Unknown, int, float, str, type(None))):
-            return Ref(None, value)  # a library's: os.environ, sys.path
-        return Ref(("global", owner.__name__, name), value, (("module", owner.__name__, name),))
+        there: Place = (("module", owner.__name__, name),)
+        if not is_own and value is not UNKNOWN and plain_bytes(value) is None:  # a library's: os.environ, sys.modules
+            return Ref(None, value, there if isinstance(value, (type, types.FunctionType)) else None)
+        return Ref(("global", owner.__name__, name), value, there)
     if name == "__dict__":
         return Ref(base.key, UNKNOWN, base.place, is_part=True)
     if name == "__class__":

@@ -10,7 +10,16 @@ from typing import Any
 
 from relight.training.carried.code.refs import OWNERS, Place
 from relight.training.carried.finding.spots.outside import Settings, contents_of
-from relight.training.carried.finding.spots.spot import MISSING, AttributeSpot, CellSpot, DictSpot, FixedSpot, Spot
+from relight.training.carried.finding.spots.spot import (
+    MISSING,
+    AttributeSpot,
+    CellSpot,
+    DefaultSpot,
+    DictSpot,
+    FixedSpot,
+    Spot,
+    defaults_of,
+)
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.state.values.kinds import attributes_of, can_be_carried, kind_of
 
@@ -257,7 +266,4 @@ def _next(value: Any, kind: str, first: str, second: str) -> Spot | None:
     if kind == "cell":
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         return CellSpot(cells[first]) if first in cells else None
-    values = function.__defaults__ or ()
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    defaults = {**dict(zip(names[len(names) - len(values) :], values, strict=True)), **(function.__kwdefaults__ or {})}
-    return FixedSpot(defaults[first]) if first in defaults else None
+    return DefaultSpot(function, first) if first in defaults_of(function) else None

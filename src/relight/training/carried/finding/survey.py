@@ -18,6 +18,7 @@ from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
 from relight.training.carried.finding.looks import Look
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.finding.spots.outside import CONTENTS, contents_of
+from relight.training.carried.finding.spots.spot import BOUND, defaults_of
 from relight.training.carried.values.parts import Parts
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
@@ -178,12 +179,14 @@ class Survey:
         if isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
                 self._look_later((*place, ("attribute", name, "")), getattr(value, name), depth + 1)
-        if isinstance(value, types.MethodType):
+        if isinstance(value, BOUND) and not isinstance(value.__self__, types.ModuleType):
             self._look_later((*place, ("attribute", "__self__", "")), value.__self__, depth + 1)
-            value = value.__func__
+            value = getattr(value, "__func__", value)
         if isinstance(value, types.FunctionType) and is_script_file(value.__code__.co_filename):
             for name, one in vars(value).items():
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
+            for name, one in defaults_of(value).items():
+                self._look_later((*place, ("default", name, "")), one, depth + 1)
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             for name, cell in cells:
                 try:

@@ -14,7 +14,8 @@ from torch import nn
 from relight.training.state.values.kinds import attributes_of
 from relight.training.torch_private.modules import buffers_in, hook_table, modules_in, parameters_in
 
-_FIXED_INSIDE = (types.MethodType, functools.partial)  # their objects and arguments are never others
+BOUND = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+_FIXED_INSIDE = (*BOUND, functools.partial)  # their objects and arguments are never others
 
 
 class _Missing:
@@ -136,8 +137,34 @@ class CellSpot(Spot):
             del self._cell.cell_contents
 
 
+class DefaultSpot(Spot):
+    """A default of a function's parameter."""
+
+    def __init__(self, function: types.FunctionType, name: str) -> None:
+        self._function, self._name = function, name
+
+    def get(self) -> Any:
+        return defaults_of(self._function).get(self._name, MISSING)
+
+    def set(self, value: Any) -> None:
+        function, all_of_them = self._function, {**defaults_of(self._function), self._name: value}
+        if function.__kwdefaults__ and self._name in function.__kwdefaults__:
+            function.__kwdefaults__[self._name] = value
+        elif function.__defaults__:
+            count = function.__code__.co_argcount
+            names = function.__code__.co_varnames[count - len(function.__defaults__) : count]
+            function.__defaults__ = tuple(all_of_them[name] for name in names)
+
+
+def defaults_of(function: types.FunctionType) -> dict[str, Any]:
+    """The defaults of a function's parameters."""
+    values = function.__defaults__ or ()
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return {**dict(zip(names[len(names) - len(values) :], values, strict=True)), **(function.__kwdefaults__ or {})}
+
+
 class FixedSpot(Spot):
-    """An object whose contents alone can change: a default of a parameter, what was declared."""
+    """An object whose contents alone can change: what was declared or handed over."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
