@@ -422,7 +422,8 @@ def counting(kit):
             self.rounded.add(round(norm, 1))
             noise = 1 + 0.01 * torch.rand(1, generator=self.generator) * len(self.rounded) * sum(self.window)
             for p in pl_module.net.parameters():
-                p.grad.mul_(noise)
+                if p.grad is not None:
+                    p.grad.mul_(noise)
             pl_module.log("norm", norm)
 
         def state_dict(self):
