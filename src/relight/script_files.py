@@ -9,6 +9,7 @@ import functools
 import inspect
 import sys
 import sysconfig
+import weakref
 from pathlib import Path
 from types import FrameType, FunctionType
 
@@ -19,8 +20,29 @@ _FRAMEWORKS = frozenset(  # packages whose code calls relight's integrations
     {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "torch", "torchtitan", "transformers", "trl"}
 )
 _RELIGHT = str(Path(__file__).parent.resolve()) + "/"
-_files: dict[type, str] = {}  # of classes
 _adopted: set[str] = set()  # packages, or modules that are one file, that are the script's own
+
+
+class WordsOfClasses:
+    """Remembers a word about each class, and keeps no class alive: steps may make classes of their own."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, str] = {}  # by `id` of the class
+        self._classes: dict[int, weakref.ref[type]] = {}
+
+    def put(self, kind: type, word: str) -> str:
+        """Remember this word as long as the class lives, and return it."""
+        key = id(kind)
+
+        def forget(_: object) -> None:
+            self.found.pop(key, None)
+            self._classes.pop(key, None)
+
+        self._classes[key], self.found[key] = weakref.ref(kind, forget), word
+        return word
+
+
+_files = WordsOfClasses()
 
 
 @functools.cache
@@ -56,10 +78,8 @@ def is_script_module(name: str) -> bool:
 
 def file_of_type(kind: type) -> str:
     """Return the file that defines a class; empty if none is known."""
-    found = _files.get(kind)
-    if found is None:
-        found = _files[kind] = _look_up_file(kind)
-    return found
+    found = _files.found.get(id(kind))
+    return _files.put(kind, _look_up_file(kind)) if found is None else found
 
 
 def _look_up_file(kind: type) -> str:

@@ -123,12 +123,13 @@ class Loop:
 
     def turn(self, number: int) -> None:
         doubt = self.carried.turn(sys._getframe(2))
+        self.carried.compare(max(number, 0))
         if number >= 0 and self.carried.needs_keeping:
             self.keep(number)
         if self.risks is not None:
             self.risks.append(self.carried.risk())
         self.doubt = self.doubt or doubt
-        self.carried.remember(max(number, 0))
+        self.carried.remember()
 
     def enter(self, step: Step, frame: Any) -> None:
         self.carried.enter(frame, step.number)

@@ -2,15 +2,18 @@
 
 import ast
 import contextlib
+import gc
 import sys
+import weakref
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from relight.script_files import adopt_caller, is_script_file, is_script_module
+from relight.script_files import adopt_caller, is_script_file, is_script_module, is_user_type
 from relight.training.carried.code.misuse import loops_around
+from relight.training.state.values.kinds import kind_of
 from tests.training.carried_scripts import compose, judge
 
 
@@ -28,6 +31,24 @@ def test_modules() -> None:
     assert not is_script_module("torch.nn")
     assert not is_script_module("ast")
     assert not is_script_module("relight.training")
+
+
+def test_classes_that_a_step_makes_are_not_kept_alive() -> None:
+    """Nor is what their methods close over: the outputs of each step, say."""
+
+    def step() -> weakref.ref[type]:
+        class Made:
+            def see(self) -> str:
+                return word
+
+        word = "output"
+        assert is_user_type(Made)
+        assert kind_of(Made()) == "object"
+        return weakref.ref(Made)
+
+    made = [step(), step()]
+    gc.collect()
+    assert [one() for one in made] == [None, None]
 
 
 def frame_in(path: Path) -> FrameType:

@@ -25,7 +25,7 @@ _MISSED = (
 
 
 class Carried:
-    """Owned by the main thread. `turn` and `remember` begin a step; `commit` or `roll_back` ends it."""
+    """Owned by the main thread. `turn`, `compare` and `remember` begin a step; `commit` or `roll_back` ends it."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Carried:
         self.show = self._spots.show
         self._undo = Undo(self._catalog)
         self._keeper = Keeper(self._catalog, is_id)
+        self.moved = self._keeper.moved
         self._adoption = Adoption(self._catalog)
         self.rank_values = RankValues(self._catalog)
         self._missed = False  # the first values are those at the entry of the first step
@@ -116,20 +117,26 @@ class Carried:
         if self._adoption.is_pending:
             self._put_in()
         doubt = self.rank_values.put_in() if self.rank_values.is_pending else None
-        self.remember(number)
+        self.compare(number)
+        self.remember()
         return doubt
 
-    def remember(self, number: int) -> None:
-        """Remember the values with which step `number` begins: `roll_back` goes back to them."""
+    def compare(self, number: int) -> None:
+        """Look for changes that the code did not show, as step `number` begins; what has changed is carried."""
         if not self._loop.is_found:
             return
-        self._in_step = True
         self._catalog.follow_parts()
         self._spots.frames.forget()
         self._catalog.begin_comparison(number)
-        if self._catalog.is_idle:
+        self._spots.frames.forget()
+
+    def remember(self) -> None:
+        """Remember the values with which a step begins: `roll_back` goes back to them."""
+        if not self._loop.is_found:
             return
-        self._undo.remember()
+        self._in_step = True
+        if not self._catalog.is_idle:
+            self._undo.remember()
         self._spots.frames.forget()
 
     def commit(self) -> None:
@@ -197,8 +204,8 @@ class Carried:
         return is_due
 
     def noticed(self) -> dict[str, int]:
-        """Return the keys of values that were seen to change, and the steps in which all values were compared."""
-        return {one.key: one.noticed for one in self._kept.values() if one.noticed >= 0}
+        """Return keys of values seen to change, and of the steps that showed it; -1: only shown, and moves on late."""
+        return {one.key: one.noticed for one in self._kept.values() if one.noticed >= 0 or one.moves_on}
 
     def adopt(self, tree: dict[str, Any] | None, noticed: Mapping[str, int] | None = None, at: int = 0) -> str | None:
         """Values of another process, to be put in at the next turn, before step `at`. `noticed`: by another rank.

@@ -29,6 +29,11 @@ from relight.training.state.values.marks import changed
 from relight.transfer.io.constants import name_of_callable
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
+_MOVED = (
+    "{names}: changed for the first time after the last write of a step, or between steps, and a rank was lost there, "
+    "or in the step after it: what it leaves may show older values. Change them before the write; values that are only "
+    "shown survive with step.report(...) and training.log_to(...)"
+)
 _MISSING_TREE = {TAG: "missing"}
 _CONTAINERS = frozenset({"list", "tuple", "dict", "set", "deque", "object"})  # may lead to other objects
 
@@ -43,6 +48,7 @@ class Keeper:
         self._is_id = is_id
         self._captures = 0
         self._was_unsettled = False
+        self._moved: list[str] = []  # what is only shown, and was seen to change after it was kept for the first time
 
     def capture(self, *, in_step: bool, early: bool) -> dict[str, Any]:
         """The values now. Empty: nothing is carried. `early`: the block of the step goes on after this.
@@ -72,9 +78,16 @@ class Keeper:
             return True
         found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
         for one in found:
-            one.moves_on = not one.feeds
+            if not (one.feeds or one.moves_on):
+                one.moves_on = True
+                self._moved += [] if one.late or one.after_write else [one.name]
             one.late |= one.seen  # no code tells that it is changed there
         return self._was_unsettled or bool(found)
+
+    def moved(self) -> str | None:
+        """Return why a rank that was lost in the step that has just ended shows older values, if so; once."""
+        moved, self._moved = sorted(set(self._moved)), []
+        return _MOVED.format(names=", ".join(moved)) if moved else None
 
     def _write_all(self, weigh: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """All values, and those of functions that the loop calls: read back once these run."""
@@ -183,6 +196,7 @@ class Adoption:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._pending: dict[str, Any] | None = None
+        self._moving: list[str] = []  # keys of what is only shown, and was seen elsewhere to move on after it was kept
 
     @property
     def is_pending(self) -> bool:
@@ -193,6 +207,7 @@ class Adoption:
         """Values to be put in at the next turn; see `Carried.adopt`. Returns why equal bits cannot be vouched for."""
         self._catalog.unrepeatable.forget_results()
         self._pending = tree or None
+        self._moving = [key for key, number in noticed.items() if number < 0]
         known = {*tree["names"], *tree["of_calls"]} if tree else set()
         last = last_compared_by_all(version)
         if unknown := [key for key, number in noticed.items() if last < number < version and key not in known]:
@@ -230,6 +245,9 @@ class Adoption:
             self._put_in_all(tree["of_calls"])
         elif tree["of_calls"]:
             self._pending = {**tree, "names": {}}  # once the block is entered
+        for key in self._moving:
+            if (one := self._catalog.kept.get(key)) is not None:
+                one.moves_on = not one.feeds
 
     def _put_in_all(self, trees: dict[str, Any]) -> None:
         reader = Reader(self._catalog.homes, self._catalog.parts, self._holder_at)

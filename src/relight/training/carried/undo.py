@@ -12,9 +12,10 @@ from relight.words import listed
 
 _LASTING = (
     "{names}: changed by the step, in a way that its code does not show. It is too large for the copy with which it "
-    "would go back when a step is undone, or of another kind. training.carry(...) keeps a copy in every step, of up to "
-    "32 MiB; larger tensors belong into a module that is handed over (relight.Training(model=...)). "
-    "training.carry(ignore=(...,)) says that no step depends on it (docs/CARRIED.md)"
+    "would go back when a step is undone, or of another kind (an iterator cannot go back: choose by step.number what "
+    "it gives). training.carry(...) keeps a copy in every step, of up to 32 MiB; larger tensors belong into a module "
+    "that is handed over (relight.Training(model=...)). training.carry(ignore=(...,)) says that no step depends on it "
+    "(docs/CARRIED.md)"
 )
 
 

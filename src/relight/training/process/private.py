@@ -52,6 +52,13 @@ class PrivateState:
             payload = encode_tree(tree, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
+    def note_moves(self, version: int) -> bool:
+        """Return whether what the script carries has changed since it was kept as that of `version`, which is now."""
+        needs_keeping = self._carried.needs_keeping
+        if (moved := self._carried.moved()) is not None:
+            self._runtime.notices.doubt_if_lost_after(version - 1, moved)
+        return needs_keeping
+
     def noticed(self) -> dict[str, int]:
         """Return facts for the replacement of another rank: see `Carried.noticed`."""
         return self._carried.noticed()

@@ -137,9 +137,10 @@ class StepLoop:
         runtime, worker = self._runtime, self._worker
         if (doubt := self._carried.turn(sys._getframe())) is not None and not runtime.is_rehearsing:
             runtime.notices.doubt(doubt)
-        if not runtime.is_rehearsing and self._carried.needs_keeping:
+        self._carried.compare(worker.version)
+        if not runtime.is_rehearsing and self._parts.private.note_moves(worker.version):
             self._parts.private.keep(worker.version, between=True)
-        self._carried.remember(worker.version)
+        self._carried.remember()
         if self._carried.computes_above:
             self._parts.batches.begin_turn(worker.version, self._parts.assignment.batch_index)
         if runtime.is_rehearsing:
@@ -230,10 +231,7 @@ class StepLoop:
         if runtime.is_rehearsing:
             self._carried.roll_back()
             return
-        trained = worker.wrote or self._transaction.wrote_parameters
-        self._checks.saw_update |= trained
-        if not trained:
-            self._checks.warn_of_pending_gradients()
+        self._checks.see_update(trained=worker.wrote or self._transaction.wrote_parameters)
         if not worker.passed and self._is_to_be_repeated():
             return
         if worker.passed:
@@ -263,6 +261,7 @@ class StepLoop:
             _report_first_commit(parts, step, self._forward_ns)
         runtime.faults.strike(_AFTER_STEP)
         if worker.closed:  # a recovery decided to finish this step, or waits for it
+            parts.private.note_moves(worker.version)
             self._broken_steps.recover(self._runtime.handle(_WANTED))
 
     def _is_to_be_repeated(self) -> bool:

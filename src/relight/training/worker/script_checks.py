@@ -27,7 +27,7 @@ class ScriptChecks:
         self._parts = parts
         self._runtime = parts.runtime
         self._looked_at_block = False
-        self.saw_update = False  # some step of this process trained something
+        self._saw_update = False  # some step of this process trained something
         self._modes_of_loop: Modes | None = None  # that the script is in when it asks for a step
         self._modes_of_block: Modes = ((), ())  # and where the block of the step under way began
         self._fingerprint: tuple[Any, ...] | None = None  # of what steps alone may change, after the newest one
@@ -120,9 +120,10 @@ class ScriptChecks:
             )
 
     # --- what steps leave -------------------------------------------------------------------------------------
-    def warn_of_pending_gradients(self) -> None:
-        """Warn of gradients that are pending after a step that trained nothing."""
-        if not self._parts.state.has_gradients():
+    def see_update(self, *, trained: bool) -> None:
+        """The block of a step has ended. Warn of gradients that are pending if it trained nothing."""
+        self._saw_update |= trained
+        if trained or not self._parts.state.has_gradients():
             return
         self._runtime.notices.say(
             "accumulate",
@@ -146,7 +147,7 @@ class ScriptChecks:
     def warn_of_nothing_trained(self) -> None:
         """Warn after the last step if no step trained anything."""
         worker = self._runtime.worker
-        if worker.commits and not self.saw_update and self._parts.state.has_gradients():
+        if worker.commits and not self._saw_update and self._parts.state.has_gradients():
             self._runtime.notices.say(
                 "nothing trained",
                 f"{worker.commits} steps had gradients, and none of them called optimizer.step(): the model is what "

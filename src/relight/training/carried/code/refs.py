@@ -98,7 +98,7 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
     value = static_attribute(owner, name)
     if isinstance(owner, torch.Tensor):
         return part_of(base) if name in ("data", "T", "mT", "real", "imag") else Ref(None, value)
-    if isinstance(value, property) or (is_foreign(owner) and not (is_own_optimizer(owner) and is_added(name))):
+    if isinstance(value, property) or (is_foreign(owner) and not is_added(owner, name)):
         return Ref(None, UNKNOWN if isinstance(value, property) else value)
     place = (*base.place, ("attribute", name, "")) if base.place else None
     return Ref(("attribute", id(owner), name), value, place)
@@ -113,9 +113,16 @@ def is_own_optimizer(value: Any) -> bool:
 _AVERAGES = "post_localSGD_optimizer"
 
 
-def is_added(name: str) -> bool:
-    """Return whether an attribute of an optimizer is none that all optimizers have."""
-    return name not in _of_every_optimizer() and name not in dir(torch.optim.Optimizer)
+def is_added(owner: Any, name: str) -> bool:
+    """Return whether this is an optimizer, and an attribute of this name is none that torch gives to such ones."""
+    if not isinstance(owner, torch.optim.Optimizer) or name in _of_every_optimizer() or name in _OF_STEPS:
+        return False
+    if is_own_optimizer(owner):
+        return name not in dir(torch.optim.Optimizer)
+    return type(owner).__module__.startswith("torch.optim.") and name[0] != "_" and name not in dir(type(owner))
+
+
+_OF_STEPS = ("grad_scale", "found_inf")  # of a scaler, on an optimizer that steps
 
 
 @functools.cache

@@ -200,7 +200,7 @@ class Catalog:
             if self._late.has(place, number, is_first=False):
                 continue  # it was left out, and that was said
             if not self._is_covered(place) and (one := self.keep(place, seen=True)) is not None:
-                one.noticed = number
+                one.noticed = number - 1  # a step before this one has changed it
         if self.comparison.is_incomplete:
             self.say("incomplete", _INCOMPLETE)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from relight.training.carried.code.refs import Place
+from relight.training.carried.code.refs import Place, is_added
 from relight.training.carried.finding.looks import Copies, Look, Places, Traces
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.finding.spots.spot import MISSING
-from relight.training.carried.finding.survey import Survey, is_kept_with_modules
+from relight.training.carried.finding.survey import Survey, is_kept_with_modules, is_of_script
 from relight.training.carried.finding.watch import Watch
 from relight.training.carried.values.parts import is_part
 from relight.training.state.values.kinds import kind_of
@@ -135,16 +135,19 @@ class Comparison:
             spot = None if is_covered(place) else self._spots.find(place)
             if spot is not None and changed(mark, value := spot.get()) and not _is_kept_with_module(place, value):
                 yield Change(place, mark, _bytes_of(value), before.modules.get(place))
-        for place, names in before.attributes.items():
-            spot = self._spots.find(place)
-            for name in self._spots.own_attributes(spot.get()).keys() - names if spot is not None else ():
-                new = (*place, ("attribute", name, ""))
-                if not is_covered(new) and not _is_of_torch(new):
-                    yield Change(new, remember(MISSING), 0, None)
-
-        for new in self._new_names(before):
+        for new in (*self._new_attributes(before, before), *self._new_names(before)):
             if not is_covered(new):
                 yield Change(new, remember(MISSING), 0, None)
+
+    def _new_attributes(self, before: Survey, now: Survey) -> Iterator[Place]:
+        """Attributes that objects, classes, and modules and parameters that were handed over did not have."""
+        for place, names in before.attributes.items():
+            spot = self._spots.find(place) if place in now.attributes else None
+            thing = spot.get() if spot is not None else None
+            found = {} if thing is None else self._spots.own_attributes(thing)
+            for name in sorted(found.keys() - names):
+                if not _is_kept_otherwise(place, thing, name, found[name]):
+                    yield (*place, ("attribute", name, ""))
 
     def _new_names(self, survey: Survey) -> Iterator[Place]:
         """Places of variables that modules of the script did not have; what steps import or define is none."""
@@ -184,10 +187,7 @@ class Comparison:
             return []
         now = self._traced()
         places = [place for place, seen in last.found.items() if place in now.found and now.found[place] != seen]
-        for place, names in last.attributes.items():
-            new = [(*place, ("attribute", name, "")) for name in sorted(now.attributes.get(place, names) - names)]
-            places += [one for one in new if not _is_of_torch(one)]
-        return [*places, *self._new_names(last)]
+        return [*places, *self._new_attributes(last, now), *self._new_names(last)]
 
 
 def _is_kept_with_module(place: Place, value: Any) -> bool:
@@ -199,6 +199,11 @@ def _bytes_of(value: Any) -> int:
     return sum(part.nbytes for part in components_of(value)) if isinstance(value, torch.Tensor) else 0
 
 
-def _is_of_torch(place: Place) -> bool:
-    """Return whether an attribute of a parameter that was handed over is none of the script's."""
-    return len(place) == 2 and place[0][0] == "slot" and place[1][1].startswith("_")
+def _is_kept_otherwise(place: Place, owner: Any, name: str, value: Any) -> bool:
+    """Return whether an attribute that something has got is none of the script's, or is kept with its owner."""
+    if isinstance(owner, torch.optim.Optimizer):
+        return kind_of(value) == "opaque" or not is_added(owner, name)
+    if len(place) > 1 or place[0][0] not in ("slot", "inner"):
+        return False
+    is_opaque = place[0][0] == "inner" and kind_of(value) == "opaque"
+    return is_opaque or not is_of_script(owner, name, value)

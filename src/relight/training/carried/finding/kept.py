@@ -13,6 +13,7 @@ MOST_SEEN_BYTES = 2**20  # of each value that is known by its changes alone
 MOST_MODULE_BYTES = 64 * 1024  # of a tensor of a module that was not handed over
 MOST_LEAVES = 2000  # of each of these: each costs about a microsecond in every step
 MOST_LOG_LEAVES = 128  # of each value that is only accumulated or shown
+NEVER = object()  # no value
 CHANGES = "changes from step to step"
 
 
@@ -36,7 +37,7 @@ class Kept:
     moves_on: bool = False  # only shown, and known to change after it was kept at a barrier
     mark: Any = None  # when the step under way was asked for
     looked: Any = None  # when it was last looked at
-    kept: Any = None  # when the private state was kept last
+    kept: Any = NEVER  # when the private state was kept last
 
     @property
     def is_of_a_call(self) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from relight.script_files import is_script_file, is_script_module, is_user_type
-from relight.training.carried.code.refs import Place, is_added, is_own_optimizer
+from relight.training.carried.code.refs import Place, is_added
 from relight.training.carried.finding.looks import Look
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.finding.spots.outside import CONTENTS, contents_of
@@ -23,6 +23,7 @@ from relight.training.carried.values.parts import Parts
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.contents import is_container
+from relight.training.state.values.iterators import has_position
 from relight.training.state.values.kinds import items_of, kind_of, members_in
 from relight.training.torch_private.modules import (
     OWN_ATTRIBUTES,
@@ -82,8 +83,8 @@ class Survey:
         for _, owner in spots.parts.owners():
             self._look_at_names(type(owner).__module__, 0)
         self._look_at_all(())
-        for root, parameter in _parameters_of(spots.parts):
-            self.attributes[(root,)] = frozenset(vars(parameter))
+        for root, owner in _roots_of(spots.parts):
+            self.attributes[(root,)] = frozenset(vars(owner))
 
     def look(self, place: Place, value: Any) -> None:
         """Look at one more value, which the frames of the loop do not show."""
@@ -115,7 +116,7 @@ class Survey:
         if isinstance(value, type) and id(value) not in self._seen:
             self._seen.add(id(value))
             self._look_into_class(place, value, depth)
-        is_known = isinstance(value, torch.Tensor) or is_container(value)
+        is_known = isinstance(value, torch.Tensor) or is_container(value) or has_position(value)
         if kind == "opaque" and is_known and not self._is_foreign(value):
             self.found[place] = self._mark.contents(value)
             return
@@ -158,10 +159,11 @@ class Survey:
         if isinstance(value, (nn.Module, torch.optim.Optimizer)):
             for there, hook in _hooks_of(place, value):
                 self._look_later(there, hook, depth + 1)
-        if is_own_optimizer(value):
+        if isinstance(value, torch.optim.Optimizer):
             self._seen.add(id(value))
+            self.attributes[place] = frozenset(vars(value))
             for name, one in vars(value).items():
-                if is_added(name):
+                if is_added(value, name):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
         if self._is_foreign(value):
@@ -196,7 +198,8 @@ class Survey:
         elif isinstance(value, nn.Module):
             is_own = is_user_type(type(value))
             for name, one in vars(value).items():  # of a library's (a metric), what may be sums and lists of values
-                if not name.startswith("_") and (is_own or isinstance(one, _SUMS)):
+                is_shown = name[0] != "_" or (is_own and _is_in_script(value, name))
+                if is_shown and (is_own or isinstance(one, _SUMS)):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             self._look_into_module(place, value)
 
@@ -269,15 +272,27 @@ def _module_of(value: Any) -> Any:
 
 def attributes_of_parts(parts: Parts, *, kept: bool = False) -> Iterator[tuple[Place, Any]]:
     """Values on modules and parameters that were handed over, less their own state; `kept`: with plain attributes."""
-    for name, owner in parts.owners():
-        is_module = isinstance(owner, nn.Module)
-        if is_module and type(owner).__module__.startswith(WRAPPERS):
-            continue
-        root = "inner" if is_module else "slot"
+    for root, owner in _roots_of(parts):
         for attribute, value in list(vars(owner).items()):
-            is_kept = is_module and is_kept_with_modules(attribute, value)
-            if attribute[0] != "_" and (not is_kept or (kept and attribute not in OWN_ATTRIBUTES)):
-                yield ((root, name[1], name[2]), ("attribute", attribute, "")), value
+            is_plain = kept and attribute[0] != "_" and attribute not in OWN_ATTRIBUTES
+            if is_plain or is_of_script(owner, attribute, value):
+                yield (root, ("attribute", attribute, "")), value
+
+
+def is_of_script(owner: Any, attribute: str, value: Any) -> bool:
+    """Return whether an attribute of what was handed over may be the script's, and is not kept with its owner."""
+    if isinstance(owner, nn.Module):
+        is_own = attribute[0] != "_" or _is_in_script(owner, attribute)
+        return is_own and not is_kept_with_modules(attribute, value)
+    return attribute[0] != "_"
+
+
+def _is_in_script(owner: Any, attribute: str) -> bool:
+    """Return whether methods that the script defines use this attribute: libraries have private ones of their own."""
+    if attribute in OWN_ATTRIBUTES:
+        return False
+    methods = (method for base in type(owner).__mro__ if is_user_type(base) for method in vars(base).values())
+    return any(isinstance(one, types.FunctionType) and attribute in one.__code__.co_names for one in methods)
 
 
 def _hooks_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
@@ -300,10 +315,13 @@ def is_kept_with_modules(name: str, value: Any) -> bool:
     return name in OWN_ATTRIBUTES or isinstance(value, torch.Tensor) or plain_bytes(value) is not None
 
 
-def _parameters_of(parts: Parts) -> Iterator[tuple[tuple[str, str, str], torch.Tensor]]:
+def _roots_of(parts: Parts) -> Iterator[tuple[tuple[str, str, str], Any]]:
+    """Modules and parameters that were handed over, less torch's wrappers."""
     for name, owner in parts.owners():
         if isinstance(owner, torch.Tensor):
             yield ("slot", name[1], name[2]), owner
+        elif not type(owner).__module__.startswith(WRAPPERS):
+            yield ("inner", name[1], name[2]), owner
 
 
 def _items(value: Any) -> Iterator[Any]:

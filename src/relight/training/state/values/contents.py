@@ -18,6 +18,7 @@ import xxhash
 
 from relight.training.state.values.cells import cells_state
 from relight.training.state.values.generators import generator_state, stream_state
+from relight.training.state.values.iterators import has_position, position_of
 from relight.training.state.values.kinds import PLAIN, attributes_of, items_of, kind_of, members_in
 from relight.training.state.values.marks import Mark, gradient_of
 from relight.training.torch_private.tensors import components_of, version_of
@@ -207,12 +208,14 @@ class _Digest:
             self._add(cells_state(value))
 
     def _look_into_opaque(self, value: Any) -> None:
-        """A container of a class of a library's has its members; of another object it matters which it is."""
+        """A container of a library's class has its members, an iterator its position; others are what they are."""
         table = value.data if isinstance(value, _WEAK) else value
         if isinstance(table, dict):
             self._look_into_all(itertools.chain.from_iterable(dict.items(table)))
         elif isinstance(table, (list, set, deque)):
             self._look_into_all(iter(table))
+        elif has_position(value):
+            self._look_into_all(position_of(value))
 
     def _look_into_all(self, members: Iterable[Any]) -> None:
         count, iterator = 0, iter(members)

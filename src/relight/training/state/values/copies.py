@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from relight.training.state.values.kinds import attributes_beside, attributes_of, items_of, kind_of, members_in
+from relight.training.state.values.kinds import attributes_beside, attributes_of, items_of, kind_of, made_of, members_in
 from relight.transfer.io.typed import filled
 
 
@@ -23,7 +23,7 @@ def rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
         pairs = [(key, function(one)) for key, one in items_of(value)]
         made = filled(type(value), pairs, factory=getattr(value, "default_factory", None))
     elif kind == "object":
-        made = object.__new__(type(value))
+        made = made_of(type(value))
         for name, one in attributes_of(value).items():
             object.__setattr__(made, name, function(one))
         return made

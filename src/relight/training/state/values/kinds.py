@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.script_files import is_user_type
+from relight.script_files import WordsOfClasses, is_user_type
 from relight.training.state.values.cells import is_type_of_cells
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import is_plain_memory
@@ -44,15 +44,15 @@ _LIKE_CONTAINERS = frozenset({ChainMap, UserDict, UserList})  # whose contents l
 _LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.")  # classes of libraries
 _LOOKED_INTO = 4  # containers, one inside another
 _MOST = 512  # items of one
-_kinds: dict[type, str] = {}
+_kinds = WordsOfClasses()
 
 
 def kind_of(value: Any) -> str:
     """The kind of a value; "opaque" is one that cannot be carried."""
     kind = type(value)
-    found = _kinds.get(kind)
+    found = _kinds.found.get(id(kind))
     if found is None:
-        found = _kinds[kind] = kind_of_type(kind)
+        found = _kinds.put(kind, kind_of_type(kind))
     if found == "tensor":
         return found if is_plain_memory(value) or is_distributed(value) else "opaque"
     return "objects" if found == "array" and value.dtype.kind == "O" and value.ndim else found
@@ -112,6 +112,14 @@ def _is_plain_class(kind: type) -> bool:
     is_own |= issubclass(kind, (torch.distributions.Distribution, torch.quasirandom.SobolEngine))
     has_room = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__[:-1])
     return is_own and has_room and not issubclass(kind, (list, dict, set, deque, str, bytes, int, float))
+
+
+def made_of(kind: Any) -> Any:
+    """Make an object of a class without calling code of the class: what that wants is not known."""
+    try:
+        return object.__new__(kind)
+    except TypeError:  # it has memory of C: types.SimpleNamespace
+        return kind.__new__(kind)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class WriteWatch:
         self._in_use = in_use
         self._left = left
         self._undo: list[Callable[[], None]] = []
-        self._made: set[int] = set()  # optimizers that the step under way made for itself
+        self._made: set[int] = set()  # optimizers made in the step under way, or since the last one
         self.new_schedulers: weakref.WeakSet[LRScheduler] = weakref.WeakSet()  # that steps have made
         self._optimizers_at_work = 0  # one may use another
 
@@ -73,10 +73,10 @@ class WriteWatch:
         self._left.install()
         self._undo.append(self._left.remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_optimizer).remove)
-        # One that a step makes, uses and throws away (an inner loop of meta-learning) is no state.
+        # One that a step, or code between steps, makes, uses and throws away (a probe, an inner loop) is no state.
         self._note_new(Optimizer, lambda optimizer: self._made.add(id(optimizer)))
         for kind in (LRScheduler, ReduceLROnPlateau):
-            self._note_new(kind, self.new_schedulers.add)
+            self._note_new(kind, self._note_scheduler)
         self._wrap(torch.amp.GradScaler, "update", "scaler")
         self._wrap(AveragedModel, "update_parameters", "ema")
 
@@ -90,28 +90,31 @@ class WriteWatch:
         self._wrap(type(scheduler), "step", None)
 
     def _note_new(self, kind: Any, note: Callable[[Any], None]) -> None:
-        """Call `note` with each object of this class that a step makes."""
+        """Call `note` with each object of this class that is made from now on."""
         original = kind.__init__
 
         @functools.wraps(original)
         def __init__(thing: Any, *args: Any, **kwargs: Any) -> None:
             original(thing, *args, **kwargs)
-            if self._in_use():
-                note(thing)
+            note(thing)
 
         kind.__init__ = __init__
         self._undo.append(lambda: setattr(kind, "__init__", original))
 
+    def _note_scheduler(self, scheduler: LRScheduler) -> None:
+        if self._in_use():
+            self.new_schedulers.add(scheduler)
+
     @unseen
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
-        if not self._in_use():
-            self._refuse_outside(optimizer, "step")
-            return
         name = self._name_of(optimizer)
         if name is None and is_container(optimizer):
             return  # those in it come one by one
         if name is None and id(optimizer) not in self._made:
             raise _unknown(optimizer, "optimizer")
+        if not self._in_use():
+            self._refuse_outside(optimizer, "step")
+            return
         if name is not None:
             self._left.before_optimizer(name)
             self._before_write(name, name if self._is_replicated(optimizer) else None)
@@ -155,7 +158,7 @@ def _unknown(thing: Any, role: str) -> UsageError:
         )
         instead += "one that was handed over (add_param_group), inside the block, or hand over both before the loop"
     return UsageError(
-        f"this step uses {_named(thing)} that relight.Training does not know: hand it over "
+        f"a step, or code between steps, uses {_named(thing)} that relight.Training does not know: hand it over "
         f"(relight.Training(..., {role}=...)), or a replacement would train on without its state{instead}"
     )
 

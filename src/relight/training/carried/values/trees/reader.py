@@ -18,7 +18,16 @@ from relight.training.carried.values.trees.buffers import BufferReader
 from relight.training.carried.values.trees.words import TAG, Unsupported, class_name
 from relight.training.state.values.cells import set_cells_state
 from relight.training.state.values.generators import set_generator_state, set_stream_state
-from relight.training.state.values.kinds import STREAMS, attributes_of, base_of, fill, kind_of, kind_of_type, refill
+from relight.training.state.values.kinds import (
+    STREAMS,
+    attributes_of,
+    base_of,
+    fill,
+    kind_of,
+    kind_of_type,
+    made_of,
+    refill,
+)
 from relight.training.torch_private.distributed.divided import describe_division, make_divided
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part
@@ -159,7 +168,7 @@ class Reader:
 
             return np.empty(tree["s"], object)
         kind: Any = _class_of(tree["c"])
-        made = kind.__new__(kind) if tag != "object" else object.__new__(kind)
+        made = kind.__new__(kind) if tag != "object" else made_of(kind)
         if tag == "deque":
             deque.__init__(made, maxlen=tree["n"])
         if tree.get("f") is not None:

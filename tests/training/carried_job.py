@@ -1,0 +1,354 @@
+"""Drives the parts of one worker as its loop does, in one process: transaction, carried state, the watch of writes.
+
+A `Job` is left alone, is interrupted in one step, or is the replacement of one that was lost at a `Moment`.
+"""
+
+import random
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from relight.errors import UsageError
+from relight.script_files import adopt_caller
+from relight.training.carried.carried import Carried
+from relight.training.state.modules.structure import structure_differs
+from relight.training.state.torch_settings import adopt_settings
+from relight.training.state.tracked import TrackedState
+from relight.training.transaction.needs import listed
+from relight.training.transaction.transaction import Transaction
+from relight.training.worker.step.left_gradients import LeftGradients
+from relight.training.worker.step.writes import WriteWatch
+from relight.transfer.io.codec import decode_tree, encode_tree, unflatten
+from tests.training.carried_loop import Interrupted
+
+TWICE = 1  # the step that every job computes twice
+AT_BARRIER = -1  # where a failure may strike, besides the numbered points of a script
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment at which a rank is lost: all that its replacement gets, and what survivors tell."""
+
+    place: str
+    version: int  # from which training goes on
+    private: bytes  # beside the page of the lost rank
+    replica: bytes
+    noticed: dict[str, int]
+    told: str  # by a survivor, at the recovery
+
+
+class JobStep:
+    """One attempt at a step."""
+
+    def __init__(self, job: "Job", number: int, *, warmup: bool = False) -> None:
+        self._job, self.number, self.warmup = job, number, warmup
+        self.committed = False
+
+    def __enter__(self) -> float:
+        self._job.enter(self, sys._getframe(1))
+        return 1.0 + self.number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self._job.exit(self, error)
+
+    def point(self, place: int) -> None:
+        """Stands where a failure elsewhere may strike."""
+        self._job.pass_point(self, place)
+
+
+class Job:
+    """Offers steps to a script, in which it is called `steps`."""
+
+    def __init__(
+        self, until: int, *, fails_in: tuple[int, int] | None = None, lost: Moment | None = None, recorded: bool = False
+    ) -> None:
+        """`fails_in`: a step, and a point of it. `lost`: this is a replacement. `recorded`: it may be lost itself."""
+        self.until, self._lost, self._recorded = until, lost, recorded
+        self._fails_in = fails_in
+        self.moments: list[Moment] = []
+        self.told: list[str] = []  # refusals are raised
+        self.version = self._commits = 0
+        self.launches = self.launches_of_all = 0
+        self._page: dict[int, bytes] = {}  # private state by version
+        self._in_step = self._passed = self._wrote = False
+        self._is_struck = False  # by a failure that this step has not noticed
+        self._moved = (-1, "")  # the newest step in which values moved on that are only shown
+        self._first_end: bytes | None = None  # of the step that is computed twice
+
+    # --- what a script sees -----------------------------------------------------------------------------------------
+    def offers(self) -> dict[str, Any]:
+        """Names for the script."""
+        return {"steps": self, "hand_over": self.hand_over}
+
+    def hand_over(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """As to `relight.Training`."""
+        self.state = state = TrackedState({"net": net}, {"opt": optimizer}, {}, {})
+        self.carried = Carried(
+            self._is_foreign,
+            lambda _, text: self.told.append(text),
+            is_id=lambda number: number in state.slots.by_id,
+            parts=state.references,
+        )
+        self.transaction = Transaction(state, self, self.carried)
+        left = LeftGradients(state.optimizers, lambda: 0, self.told.append, state.note_each_gradient)
+        self.writes = WriteWatch(
+            state.name_of_writer,
+            lambda thing: state.identities.name_of(thing) is not None,
+            self._before_write,
+            lambda: self._in_step,
+            left,
+        )
+
+    def _is_foreign(self, thing: Any) -> bool:
+        if type(thing).__module__.startswith("relight.training.carried."):
+            return False
+        is_own = type(thing).__module__.startswith("relight.") or isinstance(thing, (JobStep, Job))
+        return is_own or self.state.identities.keeps(thing) or getattr(thing, "gi_code", None) is Job.__call__.__code__
+
+    def __call__(self) -> Iterator[JobStep]:
+        adopt_caller(sys._getframe(1))
+        self.writes.install()
+        self.transaction.install()
+        try:
+            if self._lost is None:
+                self._keep(0)
+            else:
+                self._begin_turn(sys._getframe(1), is_rehearsing=True)
+                yield JobStep(self, 0, warmup=True)
+                self.state.attributes.roll_back()
+                self._take(self._lost)
+            while self.version < self.until:
+                self._begin_turn(sys._getframe(1))
+                yield JobStep(self, self.version)
+            self._tell(self.carried.turn(sys._getframe(1)) or self.carried.end(computed=self._commits > 0))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Remove all hooks; the script may have failed inside of its loop."""
+        self.carried.leave()
+        self.transaction.remove()
+        self.writes.remove()
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+    def _begin_turn(self, frame: FrameType, *, is_rehearsing: bool = False) -> None:
+        doubt = self.carried.turn(frame)
+        self.carried.compare(self.version)
+        if not is_rehearsing:
+            self._tell(doubt)
+            if self._is_to_be_kept():
+                self._keep(self.version)
+        self.carried.remember()
+        if is_rehearsing:
+            self.state.attributes.begin(learning=True)
+            return
+        if self._recorded:
+            self._record("before", self._risk_now())
+        self.state.see_gradients()
+        self.transaction.begin()
+
+    def _is_to_be_kept(self) -> bool:
+        needs_keeping = self.carried.needs_keeping
+        if (moved := self.carried.moved()) is not None:
+            self._moved = self.version - 1, moved
+        return needs_keeping
+
+    def enter(self, step: JobStep, frame: FrameType) -> None:
+        seed_step(step.number)
+        self._in_step, self._passed, self._wrote = True, False, False
+        self.writes.begin_step()
+        doubt = self.carried.enter(frame, self.version)
+        if not step.warmup:
+            self._tell(doubt)
+
+    def pass_point(self, step: JobStep, place: int) -> None:
+        if self._fails_in != (step.number, place) or step.warmup or not self._in_step:
+            return
+        self._fails_in = None
+        if self._passed:  # every rank is prepared, so the step is finished
+            self._is_struck = True
+        else:
+            raise Interrupted
+
+    def _before_write(self, writer: str, optimizer: str | None) -> None:
+        is_rehearsing = self._lost is not None
+        if optimizer is not None:
+            self.state.members.see(optimizer)
+        if self._passed:
+            return
+        if not is_rehearsing and self.transaction.before_write(writer, optimizer):
+            self._pass(early=True)
+        self._wrote = True
+
+    def _pass(self, *, early: bool) -> None:
+        """The barrier."""
+        self.transaction.prepare(early=early)
+        self._keep(self.version + 1, early=early)
+        if self._fails_in == (self.version, AT_BARRIER):
+            self._fails_in = None
+            raise Interrupted
+        self.transaction.count(self.transaction.number, 1)
+        attributes = self.state.attributes.number()
+        self.state.attributes.compare(attributes, attributes, 1)
+        self._passed = True
+
+    def exit(self, step: JobStep, error: BaseException | None) -> bool:
+        try:
+            if step.warmup:
+                return self._end_rehearsal(error)
+            if error is None:
+                self._complete(step)
+            elif isinstance(error, Interrupted):
+                self._undo()
+            return error is None or isinstance(error, Interrupted)
+        except Interrupted:
+            self._undo()
+            return True
+        finally:
+            self._in_step = False
+
+    def _end_rehearsal(self, error: BaseException | None) -> bool:
+        self.carried.roll_back()
+        if error is None:
+            return False
+        return isinstance(error, Exception) and not isinstance(error, UsageError)
+
+    def _complete(self, step: JobStep) -> None:
+        if step.number == TWICE and not self._passed and self._wants_another():
+            return
+        if not self._passed:
+            self._pass(early=False)
+        private = self._page[self.version + 1]  # if the rank is lost before the end of the step
+        self.transaction.commit()
+        self.version += 1
+        surprise = self.transaction.surprise
+        if surprise:
+            self._keep(self.version)
+        self.carried.commit()
+        self.writes.end_step()
+        self._commits += 1
+        self._in_step, step.committed = False, True
+        if self._recorded or self._is_struck:
+            self._is_to_be_kept()
+        if self._recorded:
+            self._record("after", surprise or self._risk_now(), private)
+        if self._is_struck:
+            self._recover()
+
+    def _wants_another(self) -> bool:
+        """Compute a step twice, as every job does. Raises UsageError if its bits differ."""
+        state = self.state
+        gradients = [] if self._wrote else [parameter.grad for parameter in state.parameters]
+        end = encode_tree([state.replica.digests_by_tensor(), state.rank_private.tree(), gradients], "state")
+        first, self._first_end = self._first_end, end
+        if first is not None:
+            if first != end:
+                raise UsageError("the step was computed twice from the same start, and ended with other bits")
+            return False
+        self.transaction.roll_back()
+        state.clear_gradients()
+        if (lasting := self.carried.roll_back()) is not None:
+            raise UsageError(lasting)
+        return True
+
+    # --- failures -------------------------------------------------------------------------------------------------
+    def _undo(self) -> None:
+        """A failure elsewhere has interrupted the step."""
+        self.transaction.give_memory_back()
+        if changed := self.transaction.unimaged_changes():
+            self._tell(f"torn: {listed(changed)}")
+        self._tell(self.carried.roll_back())
+        self._recover()
+
+    def _recover(self) -> None:
+        self._is_struck, self._first_end = False, None
+        self._tell(self._risk_now())
+        if self.transaction.is_open:
+            self.transaction.roll_back()
+            self.state.clear_gradients()
+        self.transaction.reset()
+
+    def _take(self, lost: Moment) -> None:
+        """Be the rank that was lost."""
+        state = self.state
+        self._lost = None
+        tree, tensors, meta = decode_tree(lost.replica)
+        meta = msgspec.msgpack.decode(meta)
+        with torch.no_grad():
+            for path, tensor in state.replica.destination().items():
+                if path in tensors and tensors[path].shape == tensor.shape:  # received in place
+                    tensor.copy_(tensors[path])
+                    tensors[path] = tensor
+        self._tell(state.adopt(unflatten(tree, list(tensors.values())), meta))
+        state.adopt_attributes(meta)
+        private = decode_tree(lost.private)
+        state.rank_private.adopt(private)
+        self._tell(self.carried.adopt(private.get("carried"), lost.noticed, lost.version))
+        state.gradients_to_none = meta["gradients_to_none"]
+        state.adopt_modes(meta["modes"])
+        adopt_settings(meta["settings"])
+        self._tell(structure_differs(state.modules, meta["structure"]))
+        self.transaction.close()
+        state.clear_gradients()
+        self._tell(lost.told)
+        self._tell(self._standing_risk())
+        self.transaction.reset()
+        self.version = lost.version
+        self._page[self.version] = lost.private
+
+    def _keep(self, version: int, *, early: bool = False) -> None:
+        carried = self.carried.capture(early=early)
+        tree = {**self.state.rank_private.tree(), **({"carried": carried} if carried else {})}
+        self._page[version] = encode_tree(tree, "rank-private state")
+
+    def _record(self, place: str, told: str, private: bytes | None = None) -> None:
+        flat = self.state.replica.flat()
+        tensors = {path: tensor.clone() for path, tensor in zip(flat.paths, flat.tensors, strict=True)}
+        meta = msgspec.msgpack.encode(self.state.describe("", self.until))
+        self.moments.append(
+            Moment(
+                place=f"{place} step {self.version - (place == 'after')}",
+                version=self.version,
+                private=private or self._page[self.version],
+                replica=encode_tree((flat.tree, tensors, meta), "replica"),
+                noticed=self.carried.noticed(),
+                told=told,
+            )
+        )
+
+    def _risk_now(self) -> str:
+        """Return what a rank tells at a recovery."""
+        step, moved = self._moved
+        return self._standing_risk() or (moved if step >= self.version - 1 >= 0 else "")
+
+    def _standing_risk(self) -> str:
+        return self.carried.risk() or self.state.attributes.risk()
+
+    def _tell(self, why: str | None) -> None:
+        if why:
+            self.told.append(why)
+
+
+def seed_step(number: int) -> None:
+    """Draws of a step follow from its number, as in a job."""
+    random.seed(number)
+    torch.manual_seed(number)
+    np.random.seed(number)
+
+
+def make_module(path: str, offers: dict[str, Any]) -> types.ModuleType:
+    """A module for a script, which code in it finds by its name."""
+    made = types.ModuleType("carried_script")
+    vars(made).update({"__file__": path, **offers})
+    sys.modules["carried_script"] = made
+    return made
