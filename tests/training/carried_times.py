@@ -264,10 +264,10 @@ def judge(case: Case, seed: int, directory: Path) -> str:
         replacement = Job(STEPS, lost=first, recorded=True)
         if silent := is_told(replacement, f"lost in step {number}", [*alone.told, *again.told]):
             return silent
-        own = {moment.place: moment.private for moment in replacement.moments}
+        own = {moment.place: moment for moment in replacement.moments}
         for lost in chance.sample(after, min(2, len(after))):
-            private = chance.choice((lost.private, own.get(lost.place, lost.private)))
-            third = Job(STEPS, lost=replace(lost, private=private))
+            of_rank = chance.choice((lost, own.get(lost.place, lost)))
+            third = Job(STEPS, lost=replace(lost, private=of_rank.private, told=lost.told or of_rank.told))
             if silent := is_told(third, f"{name}, lost {lost.place}", [*again.told, *replacement.told]):
                 return silent
     begins = set(_steps_to_disturb(case, chance))

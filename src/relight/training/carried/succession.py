@@ -15,6 +15,7 @@ from relight.training.carried.finding.kept import (
     MOST_LOG_LEAVES,
     MOST_SEEN_BYTES,
     MOST_SHOWN_BYTES,
+    NEVER,
     Kept,
 )
 from relight.training.carried.finding.places import key_of, place_of
@@ -81,7 +82,7 @@ class Keeper:
             if not (one.feeds or one.moves_on):
                 one.moves_on = True
                 self._moved += [] if one.late or one.after_write else [one.name]
-            one.late |= one.seen  # no code tells that it is changed there
+            one.late |= one.seen and one.kept is not NEVER  # no code tells that it is changed there
         return self._was_unsettled or bool(found)
 
     def moved(self) -> str | None:

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -115,6 +115,7 @@ class Catalog:
                 return None
             if self.is_of_data(value):
                 return None
+        _write_down_once(place, self.kept)
         self.kept[key] = one
         self.homes.add(key, value if mark is None else mark)
         return one
@@ -150,16 +151,16 @@ class Catalog:
         self.leave_out(one, why)
 
     def divide(self, one: Kept, can_be_written: Callable[[Kept, Any], bool]) -> None:
-        """Carry the attributes of an object that cannot be written down as a whole, as long as the others stay.
-
-        A trainer holds a module that was not handed over, say; its code sets attributes of the trainer.
-        """
+        """Carry the attributes of an object, a trainer say, that cannot be written down whole; others must stay."""
         del self.kept[one.key]
         for name, value in self._spots.own_attributes(one.spot.get()).items():
             if name.startswith("__"):  # of a class
                 continue
             place: Place = (*place_of(one.key), ("attribute", name, ""))
-            if key_of(place) in self.kept or (spot := self._spots.find(place)) is None:
+            own, spot = self.kept.get(key_of(place)), self._spots.find(place)
+            if own is not None:
+                own.is_written = True
+            if own is not None or spot is None:
                 continue
             part = replace(one, key=key_of(place), name=describe(place), spot=spot, was_tried=True, mark=None)
             part.mark = self.mark_of(value, part)
@@ -281,6 +282,13 @@ class Catalog:
                 f"{one.shown}: steps go through a set, in an order that another process cannot repeat. Go through "
                 "sorted(...), or use a dict"
             )
+
+
+def _write_down_once(place: Place, kept: Mapping[str, Kept]) -> None:
+    """Parts of this place are undone by themselves, and written down with it."""
+    for one in kept.values():
+        if place_of(one.key)[: len(place)] == place:
+            one.is_written = False
 
 
 def _names_of(name: str) -> list[str]:
