@@ -19,8 +19,13 @@ class Thing:
     def __init__(self, value=0.0):
         self.value = value
 
-def database(count):
-    found = sqlite3.connect(":memory:", isolation_level=None)
+class Store(sqlite3.Connection):
+    def __init__(self, *_, **__):
+        super().__init__(":memory:", isolation_level=None)
+        self.row_factory = lambda cursor, row: {each[0]: value for each, value in zip(cursor.description, row)}
+
+def database(count, factory=sqlite3.Connection):
+    found = sqlite3.connect(":memory:", isolation_level=None, factory=factory)
     found.execute("CREATE TABLE seen (value TEXT)")
     found.execute("INSERT INTO seen VALUES (?)", ("0" * count,))
     return found
@@ -126,6 +131,12 @@ CASES = {
     ),
     "database": Case(
         "database(2)",
+        "made.execute(\"UPDATE seen SET value = value || '1'\")",
+        "made.execute('SELECT value FROM seen').fetchall()",
+        "made",
+    ),
+    "database of a class whose rows are mappings": Case(
+        "database(2, Store)",
         "made.execute(\"UPDATE seen SET value = value || '1'\")",
         "made.execute('SELECT value FROM seen').fetchall()",
         "made",

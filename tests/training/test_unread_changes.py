@@ -8,10 +8,11 @@ from relight.transfer.io.codec import decode_tree
 from tests.training.carried_loop import Loop, run_script
 
 SCRIPT = """
+import datetime, decimal, io, random, threading
 import numpy as np
 import torch
 from array import array
-from collections import OrderedDict, UserList, deque
+from collections import Counter, OrderedDict, UserList, deque
 
 class Thing:
     def __init__(self, value=0.0):
@@ -19,6 +20,17 @@ class Thing:
 
 class Slots:
     __slots__ = ("late", "value")
+
+class Bytes(bytearray): pass
+class Numbers(array): pass
+class File(io.BytesIO): pass
+class Text(io.StringIO): pass
+class Rows(np.ndarray): pass
+class Local(threading.local): pass
+class Chance(random.Random): pass
+class Day(datetime.date): pass
+class Ring(deque): pass
+class Tally(Counter): pass
 
 def nested(depth):
     value = Thing()
@@ -36,6 +48,16 @@ def shown(value):
         return getattr(value, "late", None)
     if isinstance(value, type):
         return getattr(value, "late", None)
+    if isinstance(value, (bytearray, array)):
+        return bytes(value), getattr(value, '__dict__', {})
+    if isinstance(value, (io.BytesIO, io.StringIO)):
+        return value.getvalue(), value.tell()
+    if isinstance(value, threading.local):
+        return vars(value)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.ma.MaskedArray):
+        return value.data.tobytes(), value.mask.tobytes()
     if isinstance(value, (tuple, set)):
         return [shown(one) for one in value]
     if isinstance(value, Thing):
@@ -120,6 +142,21 @@ MIDDLE = {
     "attribute": ("Thing()", "large.late = 1.0"),
     "attribute of a class": ("Thing", "large.late = 1.0"),
     "slots": ("Slots()", "large.late = 1.0"),
+    "derived bytes": ("Bytes(8)", "large[3] += 1"),
+    "derived bytes, longer": ("Bytes(8)", "large.append(1)"),
+    "attribute of derived bytes": ("Bytes(8)", "large.late = 1.0"),
+    "derived array": ("Numbers('d', [0.0] * 8)", "large[3] += 1"),
+    "derived file in memory": ("File()", "large.write(b'1')"),
+    "derived text in memory": ("Text()", "large.write('1')"),
+    "derived array of NumPy": ("np.zeros(8).view(Rows)", "large[3] += 1"),
+    "masked array": ("np.ma.zeros(8)", "large[3] = np.ma.masked"),
+    "values of a thread": ("threading.local()", "large.late = 1.0"),
+    "derived values of a thread": ("Local()", "large.late = 1.0"),
+    "derived stream of numbers": ("Chance(1)", "large.random()"),
+    "derived date in an object": ("Thing(Day(2026, 1, 1))", "large.value = Day(2026, 1, 2)"),
+    "function in an object": ("Thing(len)", "large.value = max"),
+    "derived deque": ("Ring([1], maxlen=3)", "large.append(2)"),
+    "derived counter": ("Tally()", "large.update('a')"),
     "global": ("Thing()", "globals()['large_late'] = 1.0"),
     "global of an object": ("Thing()", "globals()['large_late'] = Thing(1.0)"),
 }

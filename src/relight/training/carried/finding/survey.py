@@ -32,6 +32,7 @@ from relight.training.torch_private.modules import (
     modules_in,
     parameters_in,
 )
+from relight.transfer.io.constants import name_of_callable
 
 _DEEPEST = 12  # objects, one in another: environments in wrappers in a vector of an agent
 _MOST = 5000  # places
@@ -154,6 +155,8 @@ class Survey:
         self.found[place] = self._mark.contents(value)
 
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
+        if len(place) > 1 and (is_user_type(type(value)) or name_of_callable(value)):
+            self.found[place] = self._mark.identity(value)
         if id(value) in self._seen:
             return
         if isinstance(value, (nn.Module, torch.optim.Optimizer)):

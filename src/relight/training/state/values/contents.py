@@ -4,9 +4,12 @@ They are compared within one process: objects of other kinds count by their `id`
 """
 
 import enum
+import io
 import itertools
 import pickle  # noqa: TID251 - it only writes
+import sys
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ import xxhash
 from relight.training.state.values.cells import cells_state
 from relight.training.state.values.generators import generator_state, stream_state
 from relight.training.state.values.iterators import has_position, position_of
-from relight.training.state.values.kinds import PLAIN, attributes_of, items_of, kind_of, members_in
+from relight.training.state.values.kinds import PLAIN, STREAMS, attributes_of, items_of, kind_of, members_in
 from relight.training.state.values.marks import Mark, gradient_of
 from relight.training.torch_private.tensors import components_of, version_of
 from relight.transfer.io.codec import host_copy, local_part, raw_bytes
@@ -36,8 +39,13 @@ _CHECKED = 2**22  # bytes of an array from which on it matters whether it is a f
 
 
 def is_container(value: Any) -> bool:
-    """Return whether it has members that are digested, though of a class of a library's."""
-    return isinstance(value, (dict, list, set, deque, *_WEAK))
+    """Return whether it has members or memory that are digested, though of a class of a library's, or derived."""
+    return isinstance(value, (dict, list, set, deque, bytearray, array, *STREAMS, *_WEAK)) or _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 @dataclass
@@ -179,12 +187,9 @@ class _Digest:
         if isinstance(value, torch.Tensor):
             self._look_into_tensor(value)
         elif kind == "array":
-            if self._has_room(value.nbytes, lambda: int(value.ctypes.data)):
-                is_read_in_place = value.flags.c_contiguous and value.ndim and not value.dtype.hasobject
-                self._state.update(value.view("u1") if is_read_in_place else value.tobytes())
+            self._look_into_array(value)
         elif kind == "bytearray":
-            if self._has_room(memoryview(value).nbytes, lambda: 0):
-                self._state.update(value)
+            self._look_into_buffer(memoryview(value))
         elif kind in ("list", "tuple", "deque", "set", "objects"):
             self._look_into_all(members_in(kind, value))
         elif kind == "dict":
@@ -208,7 +213,20 @@ class _Digest:
             self._add(cells_state(value))
 
     def _look_into_opaque(self, value: Any) -> None:
-        """A container of a library's class has its members, an iterator its position; others are what they are."""
+        """Containers have members, of whatever class; buffers, memory; iterators, a position; others are themselves."""
+        if isinstance(value, (bytearray, array)):
+            self._look_into_buffer(memoryview(value))
+        elif isinstance(value, io.BytesIO) and not value.closed:
+            self._look_into_buffer(io.BytesIO.getbuffer(value))
+            self._add(io.BytesIO.tell(value))
+        elif isinstance(value, io.StringIO) and not value.closed:
+            self._add_plain(io.StringIO.getvalue(value))
+            self._add(io.StringIO.tell(value))
+        elif _is_array(value):
+            numpy = sys.modules["numpy"]
+            self._look_into_array(numpy.ndarray.view(value, numpy.ndarray))
+        if is_container(value):
+            self._ahead.extend(getattr(value, "__dict__", {}).values())
         table = value.data if isinstance(value, _WEAK) else value
         if isinstance(table, dict):
             self._look_into_all(itertools.chain.from_iterable(dict.items(table)))
@@ -216,6 +234,15 @@ class _Digest:
             self._look_into_all(iter(table))
         elif has_position(value):
             self._look_into_all(position_of(value))
+
+    def _look_into_array(self, held: Any) -> None:
+        if self._has_room(held.nbytes, lambda: int(held.ctypes.data)):
+            is_read_in_place = held.flags.c_contiguous and held.ndim and not held.dtype.hasobject
+            self._state.update(held.view("u1") if is_read_in_place else held.tobytes())
+
+    def _look_into_buffer(self, buffer: memoryview) -> None:
+        if self._has_room(buffer.nbytes, lambda: 0):
+            self._state.update(buffer)
 
     def _look_into_all(self, members: Iterable[Any]) -> None:
         count, iterator = 0, iter(members)

@@ -9,7 +9,7 @@ import weakref
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
-from threading import Lock, RLock
+from threading import Lock, RLock, local
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ _LIKE_CONTAINERS = frozenset({ChainMap, UserDict, UserList})  # whose contents l
 _LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.")  # classes of libraries
 _LOOKED_INTO = 4  # containers, one inside another
 _MOST = 512  # items of one
+_NO_SLOTS = frozenset({"__dict__", "__weakref__"})
+_WORD_BYTES = object.__basicsize__ // 2
 _kinds = WordsOfClasses()
 
 
@@ -111,7 +113,15 @@ def _is_plain_class(kind: type) -> bool:
     is_own |= kind in _LIKE_CONTAINERS
     is_own |= issubclass(kind, (torch.distributions.Distribution, torch.quasirandom.SobolEngine))
     has_room = kind.__dictoffset__ != 0 or any("__slots__" in vars(base) for base in kind.__mro__[:-1])
-    return is_own and has_room and not issubclass(kind, (list, dict, set, deque, str, bytes, int, float))
+    return issubclass(kind, local) or (is_own and has_room and not _has_memory_in_c(kind))
+
+
+def _has_memory_in_c(kind: type) -> bool:
+    """Return whether an object has memory beside its attributes: its class comes from one that is written in C."""
+    slots = (vars(base).get("__slots__", ()) for base in kind.__mro__)
+    names = [name for each in slots for name in ((each,) if isinstance(each, str) else each)]
+    words = sum(name not in _NO_SLOTS for name in names) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind.__basicsize__ > object.__basicsize__ + words * _WORD_BYTES or kind.__itemsize__ > 0
 
 
 def made_of(kind: Any) -> Any:

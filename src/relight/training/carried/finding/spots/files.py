@@ -16,7 +16,6 @@ from relight.script_files import is_script_file
 _PYTHON = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(sysconfig.get_path(name) + "/" for name in ("purelib", "platlib"))
 _READERS = ("torch.serialization", "numpy.", "pandas.")  # modules that open a file which they get the name of
-_CLOCK = 5  # CLOCK_REALTIME_COARSE of Linux, from which file systems take the time
 _DOUBT = (
     "{names}: a file that has changed since the loop began, and that the script has read since then. It is not undone "
     "with a step, and a replacement finds it as it is. Keep such values in a variable. training.carry(ignore=(...,)) "
@@ -38,7 +37,7 @@ class Files:
     def begin(self, ignored: Collection[str]) -> None:
         """The loop begins. `ignored`: names of what no step depends on, as the script says."""
         self._ignored = ignored
-        self._since_ns = time.clock_gettime_ns(_CLOCK)
+        self._since_ns = time.time_ns()  # not the coarse clock: file systems may take a finer one
         _watch(self)
 
     def leave(self) -> None:

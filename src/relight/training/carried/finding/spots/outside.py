@@ -141,8 +141,8 @@ def _held_by(variable: contextvars.ContextVar[Any]) -> Any:
 
 def _database_in(connection: Any) -> Any:
     """All pages of a database, less its counts of changes, of which a copy has others. Empty: it holds nothing."""
-    count, size, schema = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size", "schema_version")
+    ((count,),), ((size,),), ((schema,),) = (
+        _rows(connection, f"PRAGMA {name}") for name in ("page_count", "page_size", "schema_version")
     )
     if not count:
         return b""
@@ -154,11 +154,18 @@ def _database_in(connection: Any) -> Any:
     return bytes(pages)
 
 
+def _rows(connection: Any, request: str) -> list[Any]:
+    """Return the rows as tuples, whatever the script makes of rows."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    return list(cursor.execute(request))
+
+
 def _fill_database(connection: Any, pages: Any) -> None:
     """Give a database these pages. `deserialize` would make it one that does not show what is not committed yet."""
     if isinstance(pages, _TooLarge):
         return
-    with contextlib.closing(type(connection)(":memory:")) as other:
+    with contextlib.closing(sys.modules["sqlite3"].connect(":memory:")) as other:
         if pages:
             other.deserialize(pages)
         connection.rollback()
@@ -167,7 +174,7 @@ def _fill_database(connection: Any, pages: Any) -> None:
 
 def _is_in_memory(connection: Any, error: type[Exception]) -> bool:
     try:
-        files = [file for _, _, file in connection.execute("PRAGMA database_list")]
+        files = [file for _, _, file in _rows(connection, "PRAGMA database_list")]
         connection.total_changes  # noqa: B018
     except error:  # it was closed, or belongs to another thread
         return False
