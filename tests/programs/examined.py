@@ -36,6 +36,7 @@ def main() -> None:
         return torch.randn(16, 8, generator=generator), torch.randint(0, 4, (16,), generator=generator)
 
     training = relight.Training(model=model, optimizer=optimizer, data=batch_of)
+    seen = os.memfd_create("seen")
     training.checkpoint("mine", every=1 if how == "every-step" else 3)
     smoothed = 1.0
     if how == "nested":
@@ -45,10 +46,8 @@ def main() -> None:
             if how == "fails" and step.number == 2:
                 raise ValueError("this script is broken")
             loss = F.cross_entropy(model(x), y)
-            if how == "hidden":  # it is in no variable of the script
-                seen = 1.0 + float(os.environ.get("SEEN", "0"))
-                os.environ["SEEN"] = str(seen)
-                loss = loss * seen
+            if how == "hidden":  # the kernel counts, for an open file
+                loss = loss * os.lseek(seen, 1, os.SEEK_CUR)
             if how == "nan":
                 loss = loss * float("nan")
             step.report(loss)
