@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import relight
 
-
 FILE = os.memfd_create("average")
 WIDTH = 32  # characters of a number
 
