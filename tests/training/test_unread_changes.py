@@ -21,6 +21,9 @@ class Thing:
 class Slots:
     __slots__ = ("late", "value")
 
+class Counted(Thing):
+    count = 0
+
 class Bytes(bytearray): pass
 class Numbers(array): pass
 class File(io.BytesIO): pass
@@ -140,6 +143,7 @@ MIDDLE = {
     "set of objects": ("{Thing()}", "next(iter(large)).value += 1"),
     "tuple of objects": ("(Thing(), Thing())", "large[1].value += 1"),
     "attribute": ("Thing()", "large.late = 1.0"),
+    "attribute over one of its class": ("Counted()", "large.count += 1"),
     "attribute of a class": ("Thing", "large.late = 1.0"),
     "slots": ("Slots()", "large.late = 1.0"),
     "derived bytes": ("Bytes(8)", "large[3] += 1"),

@@ -7,6 +7,7 @@ from relight.training.carried.code.refs import describe
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.kept import Kept
 from relight.training.carried.finding.places import key_of, place_of
+from relight.training.carried.finding.spots.spot import MISSING, AttributeSpot
 from relight.training.state.values.marks import changed, is_undone, put_back
 from relight.words import listed
 
@@ -58,8 +59,12 @@ class Undo:
 
     @staticmethod
     def _is_undone(one: Kept) -> bool:
-        """Return whether a place is what it was; a context variable cannot become one without a value again."""
-        return is_undone(one.mark) and not changed(one.mark, one.spot.get())
+        """Return whether a place is what it was; a context variable cannot become one without a value again.
+
+        An attribute that is gone again has the value of its class.
+        """
+        is_gone = put_back(one.mark) is MISSING and isinstance(one.spot, AttributeSpot)
+        return is_undone(one.mark) and (is_gone or not changed(one.mark, one.spot.get()))
 
     def doubt(self, replaced: Collection[str]) -> str | None:
         """Return why equal bits cannot be vouched for, once these keys have got values of another process."""

@@ -155,11 +155,12 @@ class Survey:
         self.found[place] = self._mark.contents(value)
 
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
-        if len(place) > 1 and (is_user_type(type(value)) or name_of_callable(value)):
+        is_module = isinstance(value, (nn.Module, torch.optim.Optimizer))
+        if len(place) > 1 and not is_module and (is_user_type(type(value)) or name_of_callable(value)):
             self.found[place] = self._mark.identity(value)
         if id(value) in self._seen:
             return
-        if isinstance(value, (nn.Module, torch.optim.Optimizer)):
+        if is_module:
             for there, hook in _hooks_of(place, value):
                 self._look_later(there, hook, depth + 1)
         if isinstance(value, torch.optim.Optimizer):
