@@ -240,7 +240,7 @@ def judge(case: Case, seed: int, directory: Path) -> str:
     doubts: list[str] = []
 
     def is_told(job: Job, name: str, told: list[str]) -> str:
-        """Empty if the outcome is told; else what went wrong."""
+        """Return "" if the job reports that its values may be others; else a sentence about the error or the values."""
         try:
             found = script.run(job)
         except UsageError as error:

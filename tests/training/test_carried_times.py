@@ -13,17 +13,17 @@ from relight.training.carried.succession import Adoption
 from relight.training.carried.undo import Undo
 from tests.training.carried_times import FAILURES, Case, draw, judge
 
-BUGS: dict[str, tuple[type, str, Any, Case]] = {
-    "late changes are not told": (Catalog, "risk", "", Case("long list", "eval", "in step 6", "line", "function")),
+BUGS: dict[str, tuple[type, tuple[str, ...], Any, Case]] = {
+    "late changes are not told": (Catalog, ("risk",), "", Case("long list", "eval", "in step 6", "line", "function")),
     "a step is not undone": (
         Undo,
-        "put_back",
+        ("roll_back", "put_back"),
         None,
         Case("attribute", "line", "from step 5", "afterwards", "function"),
     ),
     "a replacement gets nothing": (
         Adoption,
-        "put_in",
+        ("put_in",),
         None,
         Case("attribute", "line", "in step 1", "line", "function"),
     ),
@@ -78,7 +78,8 @@ def test_is_told(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, method, value, case = BUGS[name]
+    owner, methods, value, case = BUGS[name]
     assert not judge(case, 0, tmp_path).startswith((*FAILURES, "no script"))
-    monkeypatch.setattr(owner, method, lambda *_: value)
+    for method in methods:
+        monkeypatch.setattr(owner, method, lambda *_: value)
     assert any(judge(case, seed, tmp_path).startswith(FAILURES) for seed in range(4))

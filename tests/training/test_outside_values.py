@@ -141,6 +141,14 @@ CASES = {
         "made.execute('SELECT value FROM seen').fetchall()",
         "made",
     ),
+    "database that is being read": Case(
+        "database(2)",
+        "made.execute(\"UPDATE seen SET value = value || '1'\");"
+        " Thing.cursor = made.execute('SELECT value FROM seen UNION ALL SELECT 1 UNION ALL SELECT 2');"
+        " next(Thing.cursor)",
+        "made.execute('SELECT value FROM seen').fetchall()",
+        "made",
+    ),
     "large database": Case(
         "database(2**21)",
         "made.execute(\"UPDATE seen SET value = value || '1'\")",

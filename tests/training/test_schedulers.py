@@ -32,6 +32,14 @@ def test_schedulers_are_found_behind_functions_and_iterators_of_c() -> None:
     assert missing_schedulers([optimizer], []) == []
 
 
+def test_a_scheduler_that_was_thrown_away_is_not_missing() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    scheduler = ExponentialLR(optimizer, 0.9)
+    scheduler.itself = scheduler  # type: ignore[attr-defined]
+    del scheduler
+    assert missing_schedulers([optimizer], []) == []
+
+
 def test_schedulers_inside_others_are_handed_over_with_them() -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
     warm = SequentialLR(optimizer, [LinearLR(optimizer), ExponentialLR(optimizer, 0.9)], [3])

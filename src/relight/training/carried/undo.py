@@ -42,7 +42,8 @@ class Undo:
         lasting = [(one.key, one.mark) for one in self._kept.values() if not self._is_undone(one)]
         lasting += self._put_back_left_out()
         self._spots.frames.forget()
-        self._lasting = list({id(mark.value): key for key, mark in reversed(lasting)}.values())  # one name of each
+        # One name of each value; a plain one is its own mark.
+        self._lasting = list({id(getattr(mark, "value", mark)): key for key, mark in reversed(lasting)}.values())
         return _of_lasting(self._lasting)
 
     def put_back(self) -> None:

@@ -17,8 +17,6 @@ from relight.training.carried.values.trees.words import name_of
 
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _CHOOSE = "make all of them before the loop, and choose in each step: `{0} = late if step.number >= 1000 else early`"
-
-
 _NOT_HERE = "If no step of this run comes there: training.carry(ignore=({!r},))"
 
 

@@ -39,6 +39,7 @@ _MOST = 5000  # places
 _FEW = 512  # items of a container that is looked into one by one
 _OF_DATA = (DataLoader, Dataset, Sampler)
 _SUMS = (torch.Tensor, list, dict)
+_NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class Survey:
@@ -156,7 +157,9 @@ class Survey:
 
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
         is_module = isinstance(value, (nn.Module, torch.optim.Optimizer))
-        if len(place) > 1 and not is_module and (is_user_type(type(value)) or name_of_callable(value)):
+        # Other objects are not asked for a name: they may answer with code of their own.
+        is_named = isinstance(value, _NAMED) and name_of_callable(value) is not None
+        if len(place) > 1 and not is_module and (is_user_type(type(value)) or is_named):
             self.found[place] = self._mark.identity(value)
         if id(value) in self._seen:
             return

@@ -15,15 +15,19 @@ _DEEPEST = 8  # schedulers in lists of others, and the lists: SequentialLR, Chai
 def missing_schedulers(optimizers: Collection[Optimizer], handed: Iterable[Any]) -> list[Any]:
     """Return the schedulers of these optimizers that are not among the objects handed over, nor parts of these."""
     known = {id(part) for thing in handed for part in _parts_of(thing, _DEEPEST)}
+    if any(True for _ in _others(known, optimizers)):
+        gc.collect()  # it may be one that the script has thrown away
+    return list(_others(known, optimizers))
+
+
+def _others(known: Collection[int], optimizers: Collection[Optimizer]) -> Iterator[Any]:
     kinds: dict[type, bool] = {}
-    found = []
     for thing in gc.get_objects():
         kind = type(thing)
         if kind not in kinds:
             kinds[kind] = _is_scheduler(kind)
         if kinds[kind] and id(thing) not in known and follows(thing, optimizers):
-            found.append(thing)
-    return found
+            yield thing
 
 
 def follows(scheduler: Any, optimizers: Collection[Optimizer]) -> bool:

@@ -162,20 +162,24 @@ def _rows(connection: Any, request: str) -> list[Any]:
 
 
 def _fill_database(connection: Any, pages: Any) -> None:
-    """Give a database these pages. `deserialize` would make it one that does not show what is not committed yet."""
+    """Give a database these pages. `deserialize` would make it one that does not show what is not committed yet.
+
+    A database of which a cursor has rows to give stays as it is; `Undo` sees that.
+    """
     if isinstance(pages, _TooLarge):
         return
-    with contextlib.closing(sys.modules["sqlite3"].connect(":memory:")) as other:
+    sqlite = sys.modules["sqlite3"]
+    with contextlib.closing(sqlite.connect(":memory:")) as other:
         if pages:
             other.deserialize(pages)
-        connection.rollback()
-        other.backup(connection)
+        with contextlib.suppress(sqlite.OperationalError):
+            connection.rollback()
+            other.backup(connection)
 
 
 def _is_in_memory(connection: Any, error: type[Exception]) -> bool:
     try:
         files = [file for _, _, file in _rows(connection, "PRAGMA database_list")]
-        connection.total_changes  # noqa: B018
     except error:  # it was closed, or belongs to another thread
         return False
     return not any(files)
