@@ -236,6 +236,18 @@ def decays_late(script: Script) -> None:
     plain(script)
 
 
+def surgery(script: Script) -> None:
+    """In the steps that are interrupted it writes to parameters in place, before their write, as no step did before."""
+    if script.number in (2, 5):
+        weight = script.net.last.weight
+        nn.init.zeros_(script.net.last.bias)
+        with torch.no_grad():
+            weight[0] = 2.0
+            weight += 0.5
+            script.net.first.weight.clamp_(-0.1, 0.1)
+    plain(script)
+
+
 BODIES = [
     plain,
     two_writes,
@@ -253,6 +265,7 @@ BODIES = [
     moves_the_average_last,
     moves_the_average_in_a_graph,
     decays_late,
+    surgery,
 ]
 
 
@@ -511,7 +524,14 @@ def test_the_first_change_of_a_small_tensor_is_undone(run: Any) -> None:
 
 def test_what_changes_for_the_first_time_makes_one_step_unrepeatable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("relight.training.transaction.image_plan._STILL_BYTES", 0)
-    script = run(_late)
+
+    def late(script: Script) -> None:
+        if script.number >= LEARNING_STEPS + 3:
+            with torch.no_grad():
+                script.shadow.weight.view(-1).mul_(0.9)
+        plain(script)
+
+    script = run(late)
     for _ in range(LEARNING_STEPS + 3):
         script.step()
         assert not script.transaction.unimaged_changes()
@@ -676,7 +696,7 @@ def test_a_copy_of_what_has_changed_already_does_not_count(run: Any) -> None:
         if script.number >= LEARNING_STEPS + 3:
             with torch.no_grad():
                 for parameter in script.net.parameters():
-                    parameter.mul_(0.9)
+                    parameter.view(-1).mul_(0.9)
         late_collective(script)  # the optimizer's write is copied, and comes after
 
     script = run(late)

@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,13 @@ version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 DATA: Any = vars(torch._C.TensorBase)["data"]
 REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad"]
 SET_REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad_"]
+
+_STAY = {"requires_grad_", "detach_", "share_memory_", "__index__", "__init__", "__int__", "__invert__", "__iter__"}
+_ENDS = re.compile(r"[^_].*[^_]_|__i[a-z]+__|__setitem__")
+# Methods of a tensor that write into it, by name.
+WRITING: dict[str, Callable[..., Any]] = {
+    name: getattr(torch.Tensor, name) for name in dir(torch.Tensor) if _ENDS.fullmatch(name) and name not in _STAY
+}
 
 
 def tree_leaves(tree: Any) -> list[Any]:

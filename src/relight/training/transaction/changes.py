@@ -24,13 +24,19 @@ class ChangeWatch:
         self._seen_assignments = 0  # of buffers, at the last look at where they are
         self._undo: list[Callable[[], Any]] = []
 
-    def install(self, wrappers: Iterable[Any], before_reach: Callable[[torch.Tensor], None]) -> None:
+    def install(
+        self,
+        wrappers: Iterable[Any],
+        before_reach: Callable[[torch.Tensor], None],
+        before_method: Callable[[torch.Tensor], None],
+    ) -> None:
         """Watch until `remove`.
 
         `wrappers`: the DDP wrappers, whose broadcasts of buffers are not counted. `before_reach` is called for a tensor
-        before its `.data` is reached for the first time in a step.
+        before its `.data` is reached for the first time in a step, `before_method` for a parameter before each method
+        that writes into it.
         """
-        self.access.install(before_reach)
+        self.access.install(before_reach, before_method)
         for module in wrappers:
             self._undo.append(around_buffer_sync(module, unseen(self.scan), unseen(self._discount)))
         self.look_again()

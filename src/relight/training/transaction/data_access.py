@@ -1,20 +1,26 @@
-"""Notices what shows in no version counter: changes through `Tensor.data`, and of `requires_grad`.
+"""Notices changes before they are made: through `Tensor.data`, by methods of parameters, and of `requires_grad`.
 
 `p.data.mul_(0.99)` and `p.data = q` are common in published scripts (momentum encoders, pruning, averaged models), and
 autograd keeps no count of them. So while a loop of steps runs, `torch.Tensor.data` is a property that remembers which
 of the watched tensors were reached for. What it gives has a counter of its own, which tells what was written through
 it. A write that is not counted there either (through NumPy's view of it, say) shows in the bits alone.
 
+Methods that write into a parameter in place (`nn.init.zeros_(head.bias)`, `p.mul_(0.99)`, `p[0] = 1`) are watched as
+well. Version counters show afterwards that they wrote, and by then it is too late for a copy.
+
 Flags of hundreds of parameters are costly to read in every step, so that one was set is noticed in the same way.
 """
 
+import functools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch import nn
 
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.script_modes import unseen
-from relight.training.torch_private.tensors import DATA, REQUIRES_GRAD, SET_REQUIRES_GRAD, version_of
+from relight.training.torch_private.tensors import DATA, REQUIRES_GRAD, SET_REQUIRES_GRAD, WRITING, version_of
 
 
 class DataAccess:
@@ -22,6 +28,7 @@ class DataAccess:
 
     def __init__(self) -> None:
         self.reached: set[int] = set()  # by `id`
+        self.watches_methods = False  # a write of a parameter can still be undone, so it needs a copy
         self.flags_set = 0  # how often any tensor's `requires_grad` was set
         self._assigned: set[int] = set()
         self._memory: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # tensors given other memory, with their first
@@ -49,8 +56,16 @@ class DataAccess:
         """The `id` of each tensor written through `.data`, also with an equal value, as far as torch counts writes."""
         return self._assigned | {number for number, given in self._given.items() if _writes(given)}
 
-    def install(self, before_reach: Callable[[torch.Tensor], None] = lambda _: None) -> None:
-        """Begin. `before_reach` is called for a watched tensor before its `.data` is read or set first."""
+    def install(
+        self,
+        before_reach: Callable[[torch.Tensor], None] = lambda _: None,
+        before_method: Callable[[torch.Tensor], None] = lambda _: None,
+    ) -> None:
+        """Begin. `before_reach` is called for a watched tensor before its `.data` is read or set first.
+
+        `before_method` is called for a watched parameter before each method that writes into it, while
+        `watches_methods`.
+        """
         watched_of, reached = self, self.reached
 
         @not_compiled
@@ -86,13 +101,30 @@ class DataAccess:
         torch.Tensor.data = property(get, put)  # type: ignore[assignment]
         torch.Tensor.requires_grad = property(REQUIRES_GRAD.__get__, set_flag)  # type: ignore[assignment]
         torch.Tensor.requires_grad_ = requires_grad_  # type: ignore[assignment]
+        for name, method in WRITING.items():
+            setattr(nn.Parameter, name, self._writing(method, before_method))
 
     def remove(self) -> None:
         """Leave `torch.Tensor` as it was."""
         for name in ("data", "requires_grad", "requires_grad_"):
             if name in vars(torch.Tensor):
                 delattr(torch.Tensor, name)
+        for name in WRITING:
+            if name in vars(nn.Parameter):
+                delattr(nn.Parameter, name)
         self.clear()
+
+    def _writing(self, method: Callable[..., Any], before: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
+        watched_of = self
+
+        @not_compiled
+        @functools.wraps(method)
+        def write(parameter: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if watched_of.watches_methods and id(parameter) in watched_of._watched:
+                before(parameter)
+            return method(parameter, *args, **kwargs)
+
+        return write
 
     @unseen
     def _note_assignment(self, tensor: torch.Tensor) -> None:

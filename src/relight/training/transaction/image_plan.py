@@ -96,6 +96,12 @@ class ImagePlan:
             self._early[key] = None
             self._suspects.add(key)
 
+    def before_method(self, parameter: torch.Tensor) -> None:
+        """Copy a parameter that is about to be written, unless it has been: by an optimizer, or without a method."""
+        key = self._slots.by_id.get(id(parameter))
+        if key is not None and key not in self._images and not self._changes.is_written(key):
+            self._images.take([key])
+
     def see_end(self) -> set[Key]:
         """Return the tensors that have changed up to the barrier, while learning."""
         at_end = self._changed()

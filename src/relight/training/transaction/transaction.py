@@ -49,7 +49,7 @@ class Transaction:
     def install(self) -> None:
         """Watch changes until `remove`: for the time of the loop."""
         self._attributes.install(self)
-        self._changes.install(self._state.wrappers(), self._before_reach)
+        self._changes.install(self._state.wrappers(), self._before_reach, self._before_method)
 
     def remove(self) -> None:
         """Watch no more."""
@@ -125,7 +125,7 @@ class Transaction:
         self._plan.begin(has_pattern=learnt is not None)
         start = changes.start()
         self._needs.begin(start if learnt is None else None)
-        self.is_open = True
+        self.is_open = changes.access.watches_methods = True
 
     def before_write(self, writer: str, optimizer: str | None) -> bool:
         """Prepare for a write. Returns True if the barrier stands in front of it.
@@ -164,6 +164,11 @@ class Transaction:
         if self.is_open and not self._is_early:
             self._plan.before_reach(tensor)
 
+    @unseen
+    def _before_method(self, parameter: torch.Tensor) -> None:
+        """Copy a parameter before the step writes into it, with or without an optimizer."""
+        self._plan.before_method(parameter)
+
     def prepare(self, *, early: bool) -> None:
         """Find out, in front of the barrier, what is private and what has changed; `early`: in front of a write."""
         if not early:
@@ -171,6 +176,7 @@ class Transaction:
         self._see_assigned_buffers()
         self._attributes.notice()
         self._is_early = early
+        self._changes.access.watches_methods = not early
         now = self._changes.scan()
         if self._plan.learning:
             self._learn()
@@ -196,7 +202,7 @@ class Transaction:
         self.surprise = self._needs.surprise(now, lost) if self._is_early else ""
         if self.surprise:
             self.learner = self.learner.surprised(everywhere=self._needs.needed_all)
-        self.is_open = False
+        self.is_open = self._changes.access.watches_methods = False
         self._images.commit()
         self._plan.commit()
         if self._changes.buffers_were_assigned:
@@ -220,7 +226,7 @@ class Transaction:
 
     def close(self) -> None:
         """No step is under way; give up all copies."""
-        self.is_open = self._is_early = False
+        self.is_open = self._is_early = self._changes.access.watches_methods = False
         self._writes = []
         self._images.drop()
         self._state.averages.forget()
