@@ -1,5 +1,6 @@
 """Modules, optimizers and schedulers that steps make and later ones use, found in the code before the first step."""
 
+import builtins
 from pathlib import Path
 from textwrap import indent
 
@@ -69,6 +70,39 @@ SHAPES = {
     "switched off otherwise": (f"if not use or use_late == 1:\n late = Own(2, 2)\nelse:\n pass\n{USE}", ""),
     "a copy of numbers": ("if step.number == 5: late = copy.deepcopy(kept)\nif late: b.backward()", ""),
 }  # fmt: skip
+
+
+# What a step does: (its code, names of the parameters that it unfreezes)
+THAWS = {
+    "a module": ("if step.number == 5: net[0].requires_grad_(True)", "0.weight 0.bias"),
+    "without an argument": ("if step.number == 5: net.requires_grad_()", "0.weight 0.bias"),
+    "a parameter": ("if step.number == 5: net[0].bias.requires_grad = True", "0.bias"),
+    "each of a module": (
+        "if step.number == 5:\n for p in net.parameters():\n  p.requires_grad = True", "0.weight 0.bias",
+    ),
+    "in a function": ("if step.number == 5: unfreeze(net)", "0.weight 0.bias"),
+    "some of a module": ("for p in net.parameters():\n if p.ndim > step.number: p.requires_grad_(True)", ""),
+    "a condition": ("net.requires_grad_(step.number > 5)", ""),
+    "frozen": ("net.requires_grad_(False)", ""),
+    "switched off": ("if use_late: net.requires_grad_(True)", ""),
+}  # fmt: skip
+UNFREEZE = """
+def unfreeze(layer):
+ for p in layer.parameters():
+  p.requires_grad_(True)
+"""
+
+
+@pytest.mark.parametrize("name", THAWS)
+def test_finds_what_steps_unfreeze(name: str, tmp_path: Path) -> None:
+    block, expected = THAWS[name]
+    setup = f"{SETUP}\n{UNFREEZE}\nimport builtins\nbuiltins.net_of_test = net"
+    source = f"{setup}\nfor step in steps(net, opt):\n with step as b:\n{indent(block, '  ')}\n"
+    names = read_script(source, tmp_path)
+    net = vars(builtins).pop("net_of_test")
+    assert names is not None
+    thawed = {id(parameter) for _, parameters in names.thawed for parameter in parameters}
+    assert [name for name, p in net.named_parameters() if id(p) in thawed] == expected.split()
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -14,6 +14,7 @@ from relight.training.carried.code.source import short
 from relight.training.carried.finding.kept import Kept
 from relight.training.carried.reading.making import Made
 from relight.training.carried.values.trees.words import name_of
+from relight.training.torch_private.distributed.ddp import NOT_REDUCED
 
 _HAND_OVER = 'model={{"model": model, "{0}": {0}}}), or, if it differs between ranks, per_rank={{"{0}": {0}}}'
 _CHOOSE = "make all of them before the loop, and choose in each step: `{0} = late if step.number >= 1000 else early`"
@@ -118,6 +119,14 @@ def of_layer(made: Made) -> UsageError:
         f"{short(made.file)}:{made.line}: a step makes {made.layer} ({made.kind.__qualname__}), and a replacement has "
         "what the script builds before its loop. Build the module with all its layers before relight.Training(...), "
         "and let a flag or a factor of zero say which of them work: flags and values are carried. "
+        f"{_NOT_HERE.format(made.layer)}"
+    )
+
+
+def of_thawed(made: Made, name: str) -> UsageError:
+    """Parameters that some step unfreezes, and that were frozen when DDP wrapped them: seen in the code."""
+    return UsageError(
+        f"{short(made.file)}:{made.line}: a step unfreezes {made.layer}. {NOT_REDUCED.format(name)}. "
         f"{_NOT_HERE.format(made.layer)}"
     )
 

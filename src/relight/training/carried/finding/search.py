@@ -14,10 +14,11 @@ from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.spots.spot import MISSING
-from relight.training.carried.reading.names import Found, names_of
+from relight.training.carried.reading.names import Found, Names, names_of
 from relight.training.carried.values.trees.words import Unsupported, name_of
 from relight.training.carried.values.trees.writer import write_down
 from relight.training.state.values.kinds import is_fixed, kind_of
+from relight.training.torch_private.distributed.ddp import unreduced
 
 
 class Search:
@@ -55,6 +56,7 @@ class Search:
             names = names_of(iteration, frames, self._catalog.is_foreign)
             if names.new_layer is not None and not catalog.is_ignored(names.new_layer.layer):
                 raise refusals.of_layer(names.new_layer)
+            self._refuse_thawed(names)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
             catalog.dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
             written = {*names.dead, *(found.place for found in names.found.values())}
@@ -75,6 +77,14 @@ class Search:
             f"{short(frame.f_code.co_filename)}:{frame.f_lineno}: the source of this loop cannot be read, so what "
             "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
         )
+
+    def _refuse_thawed(self, names: Names) -> None:
+        """Refuse to unfreeze parameters whose gradients DDP leaves to each rank."""
+        frozen = unreduced() if names.thawed else {}
+        for made, parameters in names.thawed:
+            name = next((frozen[id(parameter)] for parameter in parameters if id(parameter) in frozen), None)
+            if name is not None and not self._catalog.is_ignored(made.layer):
+                raise refusals.of_thawed(made, name)
 
     def _keep_found(self, found: Found, iteration: Iteration) -> None:
         where = f"{short(found.file)}:{found.line}"

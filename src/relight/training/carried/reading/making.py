@@ -45,7 +45,7 @@ class Made:
     file: str
     line: int
     never: tuple[frozenset[Key], ...]  # conditions that exclude it, unless some step writes what each depends on
-    layer: str = ""  # the attribute of a module that was handed over, if it goes there
+    layer: str = ""  # the attribute of a module that was handed over, if it goes there; or what is unfrozen there
 
     def may_be(self, written: Collection[Key]) -> bool:
         """Return whether a step may come there, if steps write these places."""
@@ -70,6 +70,11 @@ class Making:
         """Return a layer that some steps make, and put into a module which was handed over."""
         flow = self._reading.flow
         return next((made for key, made in self._layers if made.may_be(flow.writes) and flow.may_remain(key)), None)
+
+    @property
+    def never(self) -> tuple[frozenset[Key], ...]:
+        """The conditions around the statement that is read, as `Made` has them."""
+        return tuple(self._never)
 
     # --- what makes something ---------------------------------------------------------------------------------------
     def note_call(self, node: ast.Call, ref: Ref) -> Ref:
@@ -117,13 +122,13 @@ class Making:
         if kind is not None and isinstance(owner, nn.Module) and self._reading.is_foreign(owner):
             key = ("layer", id(owner), ast.unparse(target))
             where = self._reading.at(node)
-            self._layers.append((key, Made(kind, *where, tuple(self._never), ast.unparse(target))))
+            self._layers.append((key, Made(kind, *where, self.never, ast.unparse(target))))
             self._reading.flow.write(Ref(key), where)
         self._keep_at(self._reading.into(target), kind, node)
 
     def _keep_at(self, into: Use, kind: type | None, node: ast.expr) -> None:
         if kind is not None:
-            made = Made(kind, *self._reading.at(node), tuple(self._never))
+            made = Made(kind, *self._reading.at(node), self.never)
             for key in into or ():
                 self._kept.setdefault(key, []).append(made)
 

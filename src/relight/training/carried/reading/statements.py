@@ -33,6 +33,7 @@ class Statements:
             case ast.Expr():
                 self._reading.value(node.value, NOWHERE)
             case ast.Assign():
+                self._reading.thawing.note(node)
                 use = union([self._reading.into(target) for target in node.targets])
                 value = self._reading.value(node.value, use)
                 self._reading.making.assign(node.targets, node.value, value)
@@ -58,6 +59,7 @@ class Statements:
                 self._reading.value(node.subject, None)
                 self._branches([*(case.body for case in node.cases), []])
             case ast.For() | ast.AsyncFor():
+                self._reading.thawing.note(node)
                 self._for(node)
             case ast.While():
                 self._reading.value(node.test, None)

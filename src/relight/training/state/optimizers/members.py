@@ -17,6 +17,7 @@ from relight.training.state.optimizers.parameter_groups import (
     parameters_of,
     regroup,
 )
+from relight.training.torch_private.distributed.ddp import NOT_REDUCED, unreduced
 from relight.training.torch_private.distributed.zero import is_zero, state_of
 
 Names = list[list[str]]  # of an optimizer's parameters, by group
@@ -30,6 +31,7 @@ class OptimizerMembers:
         self._slots = slots
         self._built_with = {name: self._names_of(name) for name in handed.optimizers}
         self._seen = {name: members_of_groups(optimizer) for name, optimizer in handed.optimizers.items()}
+        self._unreduced: dict[int, str] | None = None  # names of parameters, by `id`; None: not yet looked for
         self.trained_owners = self._owners_that_train()  # modules that some optimizer updates
 
     def trained(self) -> list[torch.Tensor]:
@@ -48,8 +50,9 @@ class OptimizerMembers:
     def see(self, optimizer: str) -> None:
         """Look at an optimizer's groups before it writes: the script may have added parameters.
 
-        Raises UsageError if a replacement could not be given them.
+        Raises UsageError if a replacement could not be given them, or ranks would train them apart.
         """
+        self._refuse_unreduced(optimizer)
         groups, seen = self._handed.optimizers[optimizer].param_groups, self._seen[optimizer]
         if len(groups) == len(seen) and all(
             len(group["params"]) == len(members) and all(map(operator.is_, group["params"], members))
@@ -65,6 +68,17 @@ class OptimizerMembers:
         refuse_foreign_parameters(self._handed, optimizer)
         self._seen[optimizer] = members_of_groups(self._handed.optimizers[optimizer])
         self.trained_owners = self._owners_that_train()
+
+    def _refuse_unreduced(self, optimizer: str) -> None:
+        """Refuse to train a parameter whose gradients DDP leaves to each rank."""
+        if self._unreduced is None:
+            self._unreduced = unreduced()
+        if not self._unreduced:
+            return
+        for parameter in parameters_of(self._handed.optimizers[optimizer]):
+            if id(parameter) in self._unreduced and parameter.grad is not None:
+                name = self._unreduced[id(parameter)]
+                raise UsageError(f"{optimizer} is about to train {name}. {NOT_REDUCED.format(name)}")
 
     # --- in a copy of the state ---------------------------------------------------------------------------------
     def changes(self, optimizer: str) -> Names | None:

@@ -37,6 +37,23 @@ def wrappers_made() -> list[Any]:
     return [wrapper for made in _made if (wrapper := made()) is not None]
 
 
+# Of a parameter: why it is not trained alike on all ranks.
+NOT_REDUCED = (
+    "{} was frozen when DDP wrapped its model, so DDP does not average its gradients: each rank would update it by its "
+    "own, with relight or without. Wrap the model while everything that will ever train takes gradients "
+    "(DDP(model, find_unused_parameters=True)), and freeze after that"
+)
+
+
+def unreduced() -> dict[int, str]:
+    """Return names of parameters, by `id`, that were wrapped and are averaged by no wrapper: they were frozen then."""
+    wrappers = [one for one in wrappers_made() if one in _reduced and dist.get_world_size(one.process_group) > 1]
+    reduced = {id(parameter) for wrapper in wrappers for parameter in _reduced[wrapper]}
+    wrapped = {id(parameter) for wrapper in wrappers for parameter in wrapper._module_parameters}
+    named = (pair for wrapper in wrappers for pair in wrapper.module.named_parameters())
+    return {id(one): name for name, one in named if id(one) in wrapped and id(one) not in reduced}
+
+
 Buckets = list[list[int]]  # numbers of the parameters in each, in the order of their reduction
 
 

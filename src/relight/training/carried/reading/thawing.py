@@ -1,0 +1,69 @@
+"""Parameters that steps unfreeze, where the code names them: a wrapper made before may average no gradients of theirs."""
+
+import ast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from relight.training.carried.code.refs import UNKNOWN
+from relight.training.carried.reading.making import Made
+from relight.training.carried.reading.syntax import constant_of, known
+
+if TYPE_CHECKING:
+    from relight.training.carried.reading.reading import Reading
+
+
+class Thawing:
+    """Notes `X.requires_grad_(True)` and `X.requires_grad = True`, also in `for p in X.parameters()`."""
+
+    def __init__(self, reading: "Reading") -> None:
+        self._reading = reading
+        self._noted: list[tuple[Made, list[torch.Tensor]]] = []
+
+    def found(self) -> list[tuple[Made, list[torch.Tensor]]]:
+        """Return the places that steps may come to, and the parameters there."""
+        return [(made, thawed) for made, thawed in self._noted if made.may_be(self._reading.flow.writes)]
+
+    def note(self, node: ast.stmt | ast.expr) -> None:
+        """A call, an assignment or a loop was read."""
+        match node:
+            case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Attribute(value=owner, attr="parameters"))):
+                for statement in node.body:  # a condition may choose some
+                    inner = statement.value if isinstance(statement, ast.Expr) else statement
+                    thawed = _thawed_by(inner)
+                    if isinstance(thawed, ast.Name) and thawed.id == name:
+                        self._note(owner, statement)
+            case ast.Call() | ast.Assign() if (thawed := _thawed_by(node)) is not None:
+                self._note(thawed, node)
+
+    def _note(self, thawed: ast.expr, node: ast.AST) -> None:
+        owner = self._owner(thawed)
+        if isinstance(owner, (nn.Module, torch.Tensor)):
+            parameters = list(owner.parameters()) if isinstance(owner, nn.Module) else [owner]
+            made = Made(type(owner), *self._reading.at(node), self._reading.making.never, ast.unparse(thawed))
+            self._noted.append((made, parameters))
+
+    def _owner(self, node: ast.expr) -> Any:
+        """Return the module or parameter that an expression names, also one in a container of modules."""
+        found = known(self._reading.refer(node))
+        if found is not UNKNOWN or not isinstance(node, (ast.Attribute, ast.Subscript)):
+            return found
+        name = node.attr if isinstance(node, ast.Attribute) else constant_of(node.slice)
+        owner = self._owner(node.value)
+        return {**owner._modules, **owner._parameters}.get(str(name)) if isinstance(owner, nn.Module) else UNKNOWN
+
+
+def _thawed_by(node: ast.AST) -> ast.expr | None:
+    """Return what a call or assignment certainly unfreezes, or None."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=thawed, attr="requires_grad_"), args=args, keywords=keywords):
+            return thawed if _is_true([*args, *(keyword.value for keyword in keywords)]) else None
+        case ast.Assign(targets=[ast.Attribute(value=thawed, attr="requires_grad")], value=value):
+            return thawed if _is_true([value]) else None
+    return None
+
+
+def _is_true(given: Sequence[ast.expr]) -> bool:
+    return all(isinstance(one, ast.Constant) and one.value is True for one in given)
