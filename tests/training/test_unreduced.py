@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend "fake" known
 

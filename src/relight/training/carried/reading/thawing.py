@@ -1,4 +1,4 @@
-"""Parameters that steps unfreeze, where the code names them: a wrapper made before may average no gradients of theirs."""
+"""Parameters that steps unfreeze, by the code: a wrapper made before may average no gradients of theirs."""
 
 import ast
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Thawing:
     def _note(self, thawed: ast.expr, node: ast.AST) -> None:
         owner = self._owner(thawed)
         if isinstance(owner, (nn.Module, torch.Tensor)):
-            parameters = list(owner.parameters()) if isinstance(owner, nn.Module) else [owner]
+            parameters: list[torch.Tensor] = [*owner.parameters()] if isinstance(owner, nn.Module) else [owner]
             made = Made(type(owner), *self._reading.at(node), self._reading.making.never, ast.unparse(thawed))
             self._noted.append((made, parameters))
 
