@@ -24,6 +24,7 @@ class Statements:
 
     def body(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
+            self._reading.thawing.note(statement)
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:
@@ -33,7 +34,6 @@ class Statements:
             case ast.Expr():
                 self._reading.value(node.value, NOWHERE)
             case ast.Assign():
-                self._reading.thawing.note(node)
                 use = union([self._reading.into(target) for target in node.targets])
                 value = self._reading.value(node.value, use)
                 self._reading.making.assign(node.targets, node.value, value)
@@ -59,7 +59,6 @@ class Statements:
                 self._reading.value(node.subject, None)
                 self._branches([*(case.body for case in node.cases), []])
             case ast.For() | ast.AsyncFor():
-                self._reading.thawing.note(node)
                 self._for(node)
             case ast.While():
                 self._reading.value(node.test, None)

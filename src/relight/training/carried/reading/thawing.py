@@ -10,6 +10,7 @@ from torch import nn
 from relight.training.carried.code.refs import UNKNOWN
 from relight.training.carried.reading.making import Made
 from relight.training.carried.reading.syntax import constant_of, known
+from relight.training.torch_private.modules import modules_in, parameters_in
 
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
@@ -52,7 +53,7 @@ class Thawing:
             return found
         name = node.attr if isinstance(node, ast.Attribute) else constant_of(node.slice)
         owner = self._owner(node.value)
-        return {**owner._modules, **owner._parameters}.get(str(name)) if isinstance(owner, nn.Module) else UNKNOWN
+        return {**modules_in(owner), **parameters_in(owner)}.get(str(name)) if isinstance(owner, nn.Module) else UNKNOWN
 
 
 def _thawed_by(node: ast.AST) -> ast.expr | None:
