@@ -46,6 +46,7 @@ def describe_difference(
     groups = [f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for ranks in holders.values()]
     return (
         f"the state of version {version} differs between {'; '.join(groups)}{unknown}{first}. Was the model "
-        "wrapped in DDP on every rank, and trained through it? Does something that was handed over differ by rank, or "
-        "does a rank skip optimizer.step()? If not, memory of a device was corrupted"
+        "wrapped in DDP on every rank, and trained through it? Does something that was handed over differ by rank "
+        "(hand it over in per_rank={...}, or not at all if it is an object of your own: such are carried), or does a "
+        "rank skip optimizer.step()? If not, memory of a device was corrupted"
     )

@@ -1,5 +1,6 @@
 """The state that all ranks with the same part share: flattened, digested, and adopted from a copy."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +20,7 @@ from relight.training.state.optimizers.optimizer_tree import adopt_optimizer, op
 from relight.training.state.optimizers.parameter_groups import named
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.shared_memory import Groups, SharedMemory
-from relight.transfer.io.codec import Flat, digest_of, local_part, tensor_digests, unflatten
+from relight.transfer.io.codec import Flat, digest_of, local_part, members_of, tensor_digests, unflatten
 from relight.transfer.plan.plan import Bucket
 from relight.transfer.restore.offer import plan_state
 from relight.transfer.tensors.weights import TensorReader
@@ -106,13 +107,14 @@ class Replica:
         return digest_of(flat, [found[bucket.index] for bucket in buckets])
 
     def digests_by_tensor(self) -> dict[str, int]:
-        """Return 64-bit digests: one a tensor, by its path, and one for everything else."""
+        """Return 64-bit digests by path: one a tensor, and one for what is no tensor in each entry."""
         flat = self.flat()
         found = {
             path: xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(tensor_digests(local_part(tensor))))
             for path, tensor in zip(flat.paths, flat.tensors, strict=True)
         }
-        return {**found, "what is no tensor": int(digest_of(Flat(flat.tree), []), 16)}
+        plain = {path: xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(value)) for path, value in _entries(flat.values)}
+        return found | plain
 
     def layout(self) -> str:
         """Return a digest of names, shapes and dtypes: equal on ranks that built the same model and optimizer.
@@ -198,3 +200,13 @@ def _describe_groups(handed: Handed) -> dict[str, Any]:
         ]
         for name, o in handed.optimizers.items()
     }
+
+
+def _entries(tree: Any, path: str = "", depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """Find the values of a flattened tree by paths such as `objects.scheduler.last_epoch`."""
+    members = members_of(tree) if depth else None
+    if not members:
+        yield path, tree
+        return
+    for key, value in members:
+        yield from _entries(value, f"{path}.{key}" if path else str(key), depth - 1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from relight.training.state.handed.schedulers import own_state_dict
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.value_images import Copies, Restorer, copied
 from relight.training.state.values.bits import same_bits
@@ -140,7 +141,7 @@ class ObjectImages:
         self._taken: dict[str, Any] = {}
 
     def take(self, names: Iterable[str]) -> None:
-        self._taken = {name: copy.deepcopy(self._objects[name].state_dict()) for name in names}
+        self._taken = {name: copy.deepcopy(own_state_dict(self._objects[name])) for name in names}
 
     def put_back(self) -> None:
         for name, before in self._taken.items():

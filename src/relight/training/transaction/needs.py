@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import xxhash
 
+from relight.training.state.handed.schedulers import own_state_dict
 from relight.training.state.modules.slots import Key
 from relight.transfer.io.codec import encode_tree
 
@@ -113,7 +114,7 @@ class Needs:
         private = state.rank_private
         if not (state.per_rank or private.with_own_numbers or attributes.has_state):
             return seen
-        kept = {name: thing.state_dict() for name, thing in state.per_rank.items()}
+        kept = {name: own_state_dict(thing) for name, thing in state.per_rank.items()}
         tree = {"per_rank": kept, "attributes": attributes.private(), "numbers": private.own_numbers()}
         return *seen, xxhash.xxh3_64_intdigest(encode_tree(tree, "rank-private state"))
 

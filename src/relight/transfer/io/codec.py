@@ -106,6 +106,11 @@ def _without_places(tree: Any) -> Any:
     return tree
 
 
+def members_of(tree: Any) -> list[tuple[Any, Any]] | None:
+    """Keys and values of a flattened dict; None if `tree` stands for something else."""
+    return tree["v"] if isinstance(tree, dict) and tree[_TAG] == "dict" else None
+
+
 def unflatten(tree: Any, tensors: list[torch.Tensor]) -> Any:
     """The tree that was flattened, with these tensors in place of the placeholders.
 

@@ -62,6 +62,11 @@ def of_function(one: Kept) -> UsageError:
 def of_iterator(one: Kept, value: Any) -> UsageError:
     """An iterator that a step goes on with. A generator of the user's may hold anything, data or a schedule."""
     instead = "hand over the data (relight.Training(data=...)), or fetch it by step.number"
+    if type(value).__module__ == "torch.utils.data.dataloader":
+        instead = (
+            "hand the loader over, relight.Training(data=loader), and take the batch from `with step as batch`; "
+            "several as data=(loader, other), each of which begins anew at its own end (docs/DATA.md)"
+        )
     if isinstance(value, GeneratorType) and is_script_file(value.gi_code.co_filename):
         instead = (
             f"if it yields data, {instead}; if it computes something from step to step (a learning rate), write it as "
@@ -150,5 +155,6 @@ def of_data_read_again(because: str) -> UsageError:
     """Say that values read before cannot be read again alike."""
     return UsageError(
         f"{because} (as dataset, sampler, collate_fn, or in one of them), so that what was read before cannot be read "
-        "again alike. Keep it in a variable, or in an object that the data does not hold"
+        "again alike. Keep it in a variable, or in an object that the data does not hold. What follows from the epoch "
+        "belongs into set_epoch(epoch) of the dataset or sampler, which relight calls when an epoch begins"
     )

@@ -7,9 +7,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from relight.errors import UsageError
+from relight.training.state.handed.schedulers import shows_attributes
 from relight.training.state.modules.slots import Slots
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.distributed.zero import ZeroOptimizers, is_zero, state_of
@@ -57,6 +60,7 @@ def sort_by_kind(
     further = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
     others = {name: thing for name, thing in objects.items() if name not in averaged and name not in further}
     found = _with_inner_optimizers({**optimizers, **further}, others)
+    others.update(_inner_parts(others))
     return Handed({**modules, **averaged}, found, others, per_rank)
 
 
@@ -81,6 +85,19 @@ def _with_inner_optimizers(handed: dict[str, Any], objects: dict[str, Any]) -> d
                     "load_state_dict(): add them (as in torch.distributed.checkpoint's Stateful), or a replacement "
                     "would train on without its state"
                 )
+    return found
+
+
+def _inner_parts(objects: dict[str, Any]) -> dict[str, Any]:
+    """Return grad scalers inside objects that hand on their state (NativeScaler), and schedulers inside one another."""
+    known, found, queue = {id(thing) for thing in objects.values()}, {}, list(objects.items())
+    for name, thing in queue:
+        kinds = (GradScaler, LRScheduler) if shows_attributes(thing) else (GradScaler,)
+        for key, part in getattr(thing, "__dict__", {}).items():
+            if isinstance(part, kinds) and id(part) not in known:
+                known.add(id(part))
+                found[f"{name}.{key}"] = part
+                queue.append((f"{name}.{key}", part))
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relight.training.state.handed.handed import Handed
+from relight.training.state.handed.schedulers import own_state_dict
 from relight.training.torch_private.distributed.divided import describe_division, make_divided
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part
@@ -16,7 +17,7 @@ _DIVIDED, _PART = "\x01divided", "\x01part"
 
 def trees_of(objects: Mapping[str, Any], handed: Handed) -> dict[str, Any]:
     """Return the state of each object, for `load`. Without divided parameters there are no DTensors to look for."""
-    states = {name: thing.state_dict() for name, thing in objects.items()}
+    states = {name: own_state_dict(thing) for name, thing in objects.items()}
     return _each(states, is_distributed, _described) if handed.is_divided else states
 
 

@@ -49,3 +49,16 @@ def _parts_of(thing: Any, depth: int) -> Iterator[Any]:
     for part in inside if depth else ():
         if isinstance(part, (list, tuple)) or _is_scheduler(type(part)):
             yield from _parts_of(part, depth - 1)
+
+
+def own_state_dict(thing: Any) -> Any:
+    """Return an object's `state_dict`, without schedulers in it (GradualWarmupScheduler's), which come alone."""
+    state = thing.state_dict()
+    if not shows_attributes(thing):
+        return state
+    return {key: value for key, value in state.items() if not isinstance(value, LRScheduler)}
+
+
+def shows_attributes(thing: Any) -> bool:
+    """Return whether this is a scheduler whose state is what its attributes are; what is missing stays on loading."""
+    return isinstance(thing, LRScheduler) and type(thing).state_dict is LRScheduler.state_dict

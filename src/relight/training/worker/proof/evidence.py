@@ -17,6 +17,7 @@ from torch import nn
 
 from relight.script_files import is_script_file
 from relight.training.process.runtime import Runtime
+from relight.training.state.handed.schedulers import own_state_dict
 from relight.training.state.tracked import TrackedState
 from relight.training.worker.proof.tracing import OperationTrace
 from relight.transfer.io.codec import host_copy, local_part, raw_bytes
@@ -98,7 +99,7 @@ def _state_of(state: TrackedState) -> Iterator[tuple[str, str]]:
                 if key != "params" and isinstance(value, _PLAIN):
                     yield f"optimizers.{name}.groups[{index}].{key}", _shown(value)
     for name, thing in {**state.objects, **state.per_rank}.items():
-        yield from _leaves(thing.state_dict(), f"objects.{name}")
+        yield from _leaves(own_state_dict(thing), f"objects.{name}")
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Files that a script changes while its loop runs, and reads again: a step that is undone leaves them changed."""
 
 import os
+import shutil
 import stat
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ from relight.script_files import is_script_file
 
 _PYTHON = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(sysconfig.get_path(name) + "/" for name in ("purelib", "platlib"))
+_COPIES = shutil.copyfile.__code__  # gives the script no value of what it reads
 _READERS = ("torch.serialization", "numpy.", "pandas.")  # modules that open a file which they get the name of
 _DOUBT = (
     "{names}: a file that has changed since the loop began, and that the script has read since then. It is not undone "
@@ -62,12 +64,13 @@ class Files:
         self._told.update(names)
         return _DOUBT.format(names=", ".join(names)) if names else ""
 
-    def opened(self, path: Any, flags: int) -> None:
-        """The script has opened a file."""
+    def opened(self, path: Any, flags: int, *, to_copy: bool) -> None:
+        """The script has opened a file, or a function that copies files has."""
         if isinstance(path, int):
             return
         name, access = os.path.realpath(os.fsdecode(path)), flags & os.O_ACCMODE
-        if access != os.O_WRONLY and not flags & os.O_TRUNC and self._has_changed(name):
+        is_read = access != os.O_WRONLY and not flags & os.O_TRUNC and not to_copy
+        if is_read and self._has_changed(name):
             self.take({*self.names, Path(name).name}.difference(self._ignored))
         if access != os.O_RDONLY:
             self._written.add(name)
@@ -95,8 +98,8 @@ def _watch(files: Files | None) -> None:
 def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open" or not _watching or threading.current_thread() is not threading.main_thread():
         return
-    if _is_of_script(sys._getframe(1)):
-        _watching[0].opened(arguments[0], arguments[2])
+    if _is_of_script(opener := sys._getframe(1)):
+        _watching[0].opened(arguments[0], arguments[2], to_copy=opener.f_code is _COPIES)
 
 
 def _is_of_script(frame: FrameType | None) -> bool:
