@@ -121,9 +121,10 @@ class Trainer:
     def add_gradient_noise(model, iteration, duration=100, eta=1.0, scale_factor=0.55):
         interval = (iteration // duration) + 1
         sigma = eta / interval**scale_factor
+        alike = torch.Generator().manual_seed(iteration)  # on all ranks
         for param in model.parameters():
             if param.grad is not None:
-                param.grad += sigma * 0.01 * torch.randn(param.grad.size())
+                param.grad += sigma * 0.01 * torch.randn(param.grad.size(), generator=alike)
 
     @classmethod
     def run(cls, model, optimizers, schedulers, options):

@@ -47,6 +47,7 @@ def describe_difference(
     return (
         f"the state of version {version} differs between {'; '.join(groups)}{unknown}{first}. Was the model "
         "wrapped in DDP on every rank, and trained through it? Does something that was handed over differ by rank "
-        "(hand it over in per_rank={...}, or not at all if it is an object of your own: such are carried), or does a "
-        "rank skip optimizer.step()? If not, memory of a device was corrupted"
+        "(hand it over in per_rank={...}, or not at all if it is an object of your own: such are carried), do draws "
+        "decide that differ by rank (as they do, also after torch.manual_seed: docs/TRAINING.md, Random streams), or "
+        "does a rank skip optimizer.step()? If not, memory of a device was corrupted"
     )
