@@ -97,3 +97,31 @@ result = x
 def test_a_refusal_says_what_to_write_instead(source: str, advice: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=advice):
         run_script(source, Loop(), tmp_path)
+
+
+AVERAGED = """
+import torch
+net = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+hand_over(net, opt)
+class WeightDecay:
+    def __init__(self, model):
+        self.params = list(model.state_dict().values())
+        self.model = model
+    def step(self):
+        eval("torch._foreach_mul_(self.params, 0.9)")
+decay = WeightDecay(net)
+for step in steps(9):
+    with step as b:
+        net(torch.ones(2)).sum().backward()
+        step.write()
+        opt.step()
+        decay.step()
+result = 0
+"""
+
+
+def test_parameters_in_an_attribute_do_not_change_behind_the_block(tmp_path: Path) -> None:
+    loop = Loop()
+    run_script(AVERAGED, loop, tmp_path)
+    assert loop.carried.names == []

@@ -3,6 +3,7 @@
 These are attributes of the script's own objects and classes, names of its modules, and variables of its closures.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.finding.spots.spot import MISSING, DictSpot, Spot
 from relight.training.carried.finding.survey import Survey, holds_objects
+from relight.training.carried.values.parts import is_part
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import Mark, changed, remember
 
@@ -25,6 +27,7 @@ class Watch:
 
     def __init__(self, spots: Spots) -> None:
         self._spots = spots
+        self._is_part = functools.partial(is_part, spots.parts)
         self._watched: list[tuple[Place, Spot]] = []
         self._marks: list[Any] = []
 
@@ -59,7 +62,7 @@ class Watch:
 
     def begin(self) -> None:
         """The step begins with the values of now."""
-        self._marks = [_marked(spot.get()) for _, spot in self._watched]
+        self._marks = [self._marked(spot.get()) for _, spot in self._watched]
 
     def forget(self) -> None:
         """The step is not compared any more; no value is held for that."""
@@ -72,6 +75,16 @@ class Watch:
             if value is not mark and changed(mark, value):
                 yield place, mark
 
+    def _marked(self, value: Any) -> Any:
+        kind = kind_of(value)
+        if kind in ("plain", "number"):
+            return value
+        if kind == "object" or not _is_small(value):
+            return Mark("opaque", value, None)  # another may take its place
+        if kind in _CONTAINERS and holds_objects(value):
+            return Mark("opaque", value, None)  # attributes of the objects are watched by themselves
+        return remember(value, is_part=self._is_part)
+
 
 def _is_small(value: Any) -> bool:
     kind = kind_of(value)
@@ -80,14 +93,3 @@ def _is_small(value: Any) -> bool:
     if kind in (*_CONTAINERS, "set"):
         return len(value) <= _FEW
     return kind in ("plain", "number", "object") or value is MISSING
-
-
-def _marked(value: Any) -> Any:
-    kind = kind_of(value)
-    if kind in ("plain", "number"):
-        return value
-    if kind == "object" or not _is_small(value):
-        return Mark("opaque", value, None)  # another may take its place
-    if kind in _CONTAINERS and holds_objects(value):
-        return Mark("opaque", value, None)  # attributes of the objects are watched by themselves
-    return remember(value)
