@@ -32,6 +32,10 @@ BUGS: dict[str, tuple[type, tuple[str, ...], Any, Case]] = {
 
 # Once silent: a case, and the seed of its faults.
 ONCE_SILENT = {
+    "a name that comes to stand for nothing": (
+        Case("to nothing", "line", "in step 1", "line", "module"),
+        9085,
+    ),
     "kept by the lost rank before it was noticed": (
         Case("many objects", "eval", "in step 6", "line", "function"),
         0,

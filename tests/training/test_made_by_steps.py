@@ -61,10 +61,16 @@ SHAPES = {
     "if a step switches it on": (
         f"if use_late and late is None: late = Own(2, 2)\n{USE}\nif step.number > 3: use_late = True", "Own",
     ),
+    "a loss with weights": (
+        f"if late is None: late = nn.CrossEntropyLoss(weight=torch.ones(2))\n{USE}", "CrossEntropyLoss",
+    ),
+    "an activation with weights": (f"if late is None: late = nn.PReLU()\n{USE}", "PReLU"),
     # --- nothing that a later step needs
     "in each step": ("late = copy.deepcopy(net)\nlate(b).backward()", ""),
     "a layer in each step": ("net.drop = nn.Dropout(0.1 * step.number)\nnet(b).backward()", ""),
     "a loss": ("late = nn.MSELoss()(b, b) if late is None else late + nn.MSELoss()(b, b)\nlate.backward()", ""),
+    "a loss, once": (f"if late is None: late = nn.CrossEntropyLoss(label_smoothing=0.1)\n{USE}", ""),
+    "an activation": (f"if step.number == 5: late = nn.ReLU().to('cpu')\n{USE}", ""),
     "the best so far": ("if b > 3: best = copy.deepcopy(net)\nnet(b).backward()", ""),
     "switched off": (f"if use_late and step.number > 3: late = copy.deepcopy(net)\n{USE}", ""),
     "switched off otherwise": (f"if not use or use_late == 1:\n late = Own(2, 2)\nelse:\n pass\n{USE}", ""),

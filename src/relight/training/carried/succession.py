@@ -107,7 +107,7 @@ class Keeper:
             if one.looked is None:  # found in this step: what changed it came before this
                 one.looked = one.kept
             tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
-            if tree is None:
+            if tree is NEVER:
                 continue
             trees[one.is_of_a_call][one.key] = tree
             if weigh and one.feeds:
@@ -148,12 +148,12 @@ class Keeper:
         return holders
 
     def _written_down(self, one: Kept, value: Any, weigh: bool, writer: Writer) -> Any:
-        """None: it was left out."""
+        """The tree of a value, which may be None; NEVER: it was left out."""
         if value is MISSING:
             return _MISSING_TREE
         if not one.feeds and (why := self._is_too_large_to_show(one, value, weigh)):
             self._catalog.leave_out(one, why)
-            return None
+            return NEVER
         try:
             tree = writer.write(one.key, value)
             if weigh and any(map(self._is_id, keys_of(tree))):
@@ -161,7 +161,7 @@ class Keeper:
                 raise Unsupported("the id() of a parameter as a key, which is another in each process (use its name)")
         except Unsupported as problem:
             self._catalog.refuse_or_leave_out(one, value, f"it holds {problem}")
-            return None
+            return NEVER
         if weigh and (one.seen or not one.feeds):
             size, leaves = size_of(tree), leaves_of(tree)
             few = MOST_LEAVES if one.feeds or one.has_tensors else MOST_LOG_LEAVES
@@ -169,7 +169,7 @@ class Keeper:
             if size > most or leaves > few:
                 writer.take_back()
                 self._catalog.leave_out(one, f"it has grown to {leaves} values, {size} bytes")
-                return None
+                return NEVER
         return tree
 
     def _is_too_large_to_show(self, one: Kept, value: Any, weigh: bool) -> str:

@@ -31,6 +31,33 @@ def modules_in(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
+_OF_LAYERS = "torch.nn.modules."
+
+
+def is_layer_class(kind: type) -> bool:
+    """Return whether a class is one of torch's own layers, losses or activations."""
+    return issubclass(kind, nn.Module) and kind.__module__.startswith(_OF_LAYERS)
+
+
+def is_stateless(module: nn.Module) -> bool:
+    """Return whether a layer of torch's own holds no tensors, modules or hooks: nothing but its arguments."""
+    held = (one for table in tables_in(module) for one in table.values())
+    return all(one is None for one in held) and not any(True for _ in hook_tables_of(module))
+
+
+def attributes_of_layer(module: nn.Module) -> dict[str, Any]:
+    """Return what makes a layer without state more than an empty module; tensors that it might have are None."""
+    found = {name: one for name, one in vars(module).items() if name not in OWN_ATTRIBUTES or name == "training"}
+    return found | {name: table for name, table in zip(_TABLES, tables_in(module), strict=True) if table}
+
+
+def empty_layer(kind: Any) -> Any:
+    """Make a layer without calling code of its class."""
+    made = object.__new__(kind)
+    nn.Module.__init__(made)
+    return made
+
+
 def tables_in(module: nn.Module) -> list[dict[str, Any]]:
     """Return the tables of parameters, buffers and modules; empty ones before `nn.Module.__init__` has run."""
     return [vars(module).get(name, {}) for name in _TABLES]

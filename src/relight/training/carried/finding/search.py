@@ -113,7 +113,7 @@ class Search:
             if one.decides:
                 raise refusals.of_iterator(one, value)
             self._catalog.leave_out(one, f"{name_of(value)} cannot be carried")
-        elif one.decides and isinstance(value, nn.Module):
+        elif one.decides and isinstance(value, nn.Module) and kind_of(value) != "object":
             raise refusals.of_module(one, value)
         elif one.feeds and is_fixed(value) and len(found.place) == 1 and iteration.makes_anew(one.name, value):
             raise refusals.of_function(one)

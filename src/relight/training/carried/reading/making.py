@@ -37,6 +37,14 @@ _COMPARED = {
 }
 
 
+# Torch's own classes of modules that hold no tensors: they are carried as what their arguments were.
+_STATELESS = tuple(
+    f"torch.nn.modules.{name}"
+    for name in "activation distance dropout flatten fold linear loss padding pixelshuffle pooling upsampling".split()
+)
+_WITH_STATE = (nn.PReLU, nn.MultiheadAttention, nn.Linear, nn.Bilinear)
+
+
 @dataclass(frozen=True)
 class Made:
     """One place in the code that makes an object and keeps it."""
@@ -127,10 +135,18 @@ class Making:
         self._keep_at(self._reading.into(target), kind, node)
 
     def _keep_at(self, into: Use, kind: type | None, node: ast.expr) -> None:
-        if kind is not None:
+        if kind is not None and not self._is_stateless(kind, node):
             made = Made(kind, *self._reading.at(node), self.never)
             for key in into or ():
                 self._kept.setdefault(key, []).append(made)
+
+    def _is_stateless(self, kind: type, node: ast.expr) -> bool:
+        """Return whether what a call in `node` makes has no tensors. Weights of a loss are a buffer."""
+        if kind.__module__ not in _STATELESS or issubclass(kind, _WITH_STATE):
+            return False
+        calls = [each for each in ast.walk(node) if isinstance(each, ast.Call) and self._calls.get(each) is kind]
+        weights = any(keyword.arg in ("weight", "pos_weight", None) for call in calls for keyword in call.keywords)
+        return not (weights or (kind.__module__.endswith(".loss") and any(call.args for call in calls)))
 
     # --- conditions -------------------------------------------------------------------------------------------------
     @contextmanager

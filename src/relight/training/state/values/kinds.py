@@ -18,6 +18,7 @@ from torch import nn
 from relight.script_files import WordsOfClasses, is_user_type
 from relight.training.state.values.cells import is_type_of_cells
 from relight.training.torch_private.distributed.mesh import is_distributed
+from relight.training.torch_private.modules import attributes_of_layer, empty_layer, is_layer_class, is_stateless
 from relight.training.torch_private.tensors import is_plain_memory
 from relight.transfer.io.constants import callable_of, is_constant_type
 
@@ -55,12 +56,15 @@ def kind_of(value: Any) -> str:
     found = _kinds.found.get(id(kind))
     if found is None:
         found = _kinds.put(kind, kind_of_type(kind))
+    if found == "layer":
+        return "object" if is_stateless(value) else "opaque"
     if found == "tensor":
         return found if is_plain_memory(value) or is_distributed(value) else "opaque"
     return "objects" if found == "array" and value.dtype.kind == "O" and value.ndim else found
 
 
 def kind_of_type(kind: type) -> str:
+    """The kind of the values of a class; those of a "layer" are objects or opaque, each by itself."""
     if kind in PLAIN or is_constant_type(kind):
         return "plain"
     if issubclass(kind, torch.Tensor):
@@ -80,6 +84,8 @@ def kind_of_type(kind: type) -> str:
         return "generator"
     if kind in STREAMS:
         return "stream"
+    if is_layer_class(kind):
+        return "layer"
     return "object" if _is_plain_class(kind) else "opaque"
 
 
@@ -126,6 +132,8 @@ def _has_memory_in_c(kind: type) -> bool:
 
 def made_of(kind: Any) -> Any:
     """Make an object of a class without calling code of the class: what that wants is not known."""
+    if is_layer_class(kind):
+        return empty_layer(kind)
     try:
         return object.__new__(kind)
     except TypeError:  # it has memory of C: types.SimpleNamespace
@@ -134,6 +142,8 @@ def made_of(kind: Any) -> Any:
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """The memory of an object of a plain class."""
+    if isinstance(value, nn.Module):
+        return attributes_of_layer(value)
     found = dict(getattr(value, "__dict__", {}))
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
