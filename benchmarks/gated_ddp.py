@@ -137,6 +137,7 @@ def train_with_relight(options: argparse.Namespace, shape: Shape) -> None:
     plain = {kind: _twin(net, options.both, kind, job) for kind in (PLAIN, TWIN)} if options.both else {}
     optimizer = build_optimizer(model)
     training = relight.Training(model=model, optimizer=optimizer)
+    training.carry(ignore=("gate",))  # its socket and its figures belong to the measuring process
     gate = Gate(options.gate, options.name, job.rank, Hooks(training).needed_by)
     for step in training.steps(until=ENDLESS):
         while (passes := gate.passes()) and gate.kind in plain:

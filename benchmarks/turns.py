@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
 from benchmarks.figures import groups_interval, median_of_groups
 from benchmarks.gated_ddp import RUN
 from benchmarks.jobs import CONTROL_PLANE, START_DEADLINE_S, PlainJob, RelightJob
-from benchmarks.recovery.peers import JobFailed, trial_directory
+from benchmarks.recovery.peers import JobFailed, tail, trial_directory
 
 LAUNCHES = 4  # of both jobs
 MIN_PAIRS = 6  # of a launch
@@ -62,7 +62,8 @@ class Block:
 class Side:
     """One of the two jobs, as seen from the gate."""
 
-    def __init__(self, links: dict[int, socket.socket]) -> None:
+    def __init__(self, links: dict[int, socket.socket], job: Job) -> None:
+        self._job = job
         self._links = [links[rank] for rank in sorted(links)]
         self._readers = [link.makefile("r") for link in self._links]
 
@@ -73,7 +74,7 @@ class Side:
     def run_mixed(self, kinds: Sequence[str], steps: int) -> dict[str, Block]:
         """Have the job take so many steps, of these kinds again and again."""
         self._order(f"{','.join(kinds)} {steps}")
-        replies = [json.loads(reader.readline()) for reader in self._readers]
+        replies = [self._reply(reader) for reader in self._readers]
         found: dict[str, Block] = {}
         for kind in set(kinds):
             places = [place for place in range(steps) if kinds[place % len(kinds)] == kind]
@@ -87,6 +88,15 @@ class Side:
         """Let the job end by itself."""
         with contextlib.suppress(OSError):
             self._order("end")
+
+    def _reply(self, reader: TextIO) -> dict[str, Any]:
+        """Read what a rank reports of a block. Raises JobFailed, with the end of the job's output, if it has ended."""
+        line = reader.readline()
+        if not line:
+            with contextlib.suppress(JobFailed):
+                self._job.await_end(REPLY_DEADLINE_S)  # so that its output tells why
+            raise JobFailed(f"a rank left the gate:\n{tail(self._job.output)}")
+        return json.loads(line)  # type: ignore[no-any-return]
 
     def _order(self, line: str) -> None:
         for link in self._links:
@@ -198,7 +208,7 @@ def at_gate(
             stack.callback(job.stop)
             job.start()
         links = _accept(listener, workers, jobs)
-        yield {name: Side(found) for name, found in links.items()}, jobs
+        yield {name: Side(found, jobs[name]) for name, found in links.items()}, jobs
 
 
 def _accept(listener: socket.socket, workers: int, jobs: Mapping[str, Job]) -> dict[str, dict[int, socket.socket]]:

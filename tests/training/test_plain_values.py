@@ -1,6 +1,6 @@
 """Plain values that a rank keeps of its layers' attributes."""
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from relight.training.state.modules.plain_values import MOST_BYTES, pack, plain_bytes, put_in_place, unpack
+from relight.training.state.values.kinds import members_in
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 
@@ -96,3 +97,13 @@ def test_the_order_of_keys_is_kept() -> None:
     mine = OrderedDict(a=0, b=0)
     assert list(put_in_place(mine, kept(ordered)).items()) == [("b", 2), ("a", 1)]
     assert list(mine) == ["b", "a"]
+
+
+@pytest.mark.parametrize("kind", ["dict", "list", "set", "deque"])
+def test_a_thread_may_change_a_container_while_its_members_are_looked_at(kind: str) -> None:
+    value: Any = {"dict": {1: 1, 2: 2}, "list": [1, 2], "set": {1, 2}, "deque": deque([1, 2])}[kind]
+
+    members = members_in(kind, value)
+    value.clear()
+
+    assert list(members) == [1, 2]

@@ -1,11 +1,12 @@
 """Values that are carried, on their way to a rank's successor: kept with the private state, and put in there."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from relight.script_files import is_user_type
-from relight.training.carried.code.refs import describe
+from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.compare import FIRST_STEPS, last_compared_by_all
 from relight.training.carried.finding.kept import (
@@ -138,11 +139,9 @@ class Keeper:
     def _holders(self) -> dict[int, str]:
         """Objects of which only attributes are carried, by `id`: a value that refers to one means that very object."""
         holders: dict[int, str] = {}
-        for key in self._kept:
-            *holder, (kind, _, _) = place_of(key)
-            name = key_of(tuple(holder))
-            if kind == "attribute" and holder and name not in self._kept:
-                spot = self._catalog.loop.spots.find(tuple(holder))
+        for name, holder in _holders_of(tuple(self._kept)):
+            if name not in self._kept:
+                spot = self._catalog.loop.spots.find(holder)
                 if spot is not None and kind_of(thing := spot.get()) == "object":
                     holders.setdefault(id(thing), name)
         return holders
@@ -181,6 +180,13 @@ class Keeper:
         if not one.has_tensors and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
             return f"it has {len(value)} items"
         return ""
+
+
+@functools.lru_cache(maxsize=1)
+def _holders_of(keys: tuple[str, ...]) -> list[tuple[str, Place]]:
+    """Return the objects that have the attributes among these places: their keys and places."""
+    found = [(holder, kind) for *holder, (kind, _, _) in map(place_of, keys)]
+    return [(key_of(tuple(holder)), tuple(holder)) for holder, kind in found if kind == "attribute" and holder]
 
 
 def _is_class_at_home(one: Kept, value: Any) -> bool:

@@ -19,6 +19,9 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
+_name = functools.cache(str)
+
+
 def _text(device: torch.device | None) -> str | None:
     return None if device is None else str(device)
 
@@ -31,7 +34,7 @@ def _kinds() -> tuple[str, ...]:
 
 
 def _autocast(kind: str) -> list[Any]:
-    return [torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))]
+    return [torch.is_autocast_enabled(kind), _name(torch.get_autocast_dtype(kind))]
 
 
 def _set_autocast(kinds: dict[str, list[Any]]) -> None:
@@ -47,7 +50,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "autocast": (lambda: {kind: _autocast(kind) for kind in _kinds()}, _set_autocast),
     "device": (lambda: _text(default_device()), torch.set_default_device),
     "threads": (torch.get_num_threads, torch.set_num_threads),
-    "dtype": (lambda: str(torch.get_default_dtype()), lambda name: torch.set_default_dtype(_dtype(name))),
+    "dtype": (lambda: _name(torch.get_default_dtype()), lambda name: torch.set_default_dtype(_dtype(name))),
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
 }

@@ -31,6 +31,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 _USUAL = frozenset({float, int, torch.Tensor, torch.nn.Parameter, list, tuple, dict, set})
+_AS_IS = frozenset({type(None), bool, str, bytes, float})
 _TYPED = frozenset({"constant", "dataclass", "typed"})
 _TAG = "\x00"  # a dict key no user writes; marks what msgpack has no type for
 
@@ -56,9 +57,12 @@ class Flat:
         return _without_places(self.tree) if self._has_places else self.tree
 
     def _flatten(self, tree: Any, path: str) -> Any:
-        if tree is None or type(tree) in (bool, str, bytes):
+        kind = type(tree)
+        if kind in _AS_IS:
             return tree
-        if type(tree) not in _USUAL and (typed := write_typed(tree, path, self._flatten)) is not None:
+        if kind is dict:
+            return {_TAG: "dict", "v": [self._item(key, value, path) for key, value in tree.items()]}
+        if kind not in _USUAL and (typed := write_typed(tree, path, self._flatten)) is not None:
             return {_TAG: typed[0], **typed[1]}
         if isinstance(tree, (str, bytes)) and type(tree).__module__ != "numpy":
             return tree
@@ -77,15 +81,12 @@ class Flat:
             self._has_places = self._has_places or bool(places)
             return {_TAG: "tensor", "v": len(self.tensors) - 1, **places}
         if isinstance(tree, (list, tuple)):
-            members = [self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
+            members = [v if type(v) in _AS_IS else self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
             return members if isinstance(tree, list) else {_TAG: "tuple", "v": members}
         if isinstance(tree, (set, frozenset)):
             return {_TAG: "set", "v": [self._flatten(v, path) for v in sorted(tree, key=repr)]}
         if isinstance(tree, dict):
-            pairs = [
-                [self._flatten(k, path), self._flatten(v, f"{path}.{k}" if path else str(k))] for k, v in tree.items()
-            ]
-            return {_TAG: "dict", "v": pairs}
+            return {_TAG: "dict", "v": [self._item(key, value, path) for key, value in tree.items()]}
         array = _as_numpy(tree)
         if array is not None:
             shape = list(array.shape) if array is tree else None  # None: a scalar, whose type decides that of results
@@ -96,6 +97,12 @@ class Flat:
             "numbers, strings, bytes, None, dates, members of enums, objects of data classes, and lists, tuples, sets, "
             "dicts and deques of these, so that it can be copied to a replacement without pickle"
         )
+
+    def _item(self, key: Any, value: Any, path: str) -> list[Any]:
+        own = key if type(key) in _AS_IS else self._flatten(key, path)
+        if type(value) in _AS_IS:
+            return [own, value]
+        return [own, self._flatten(value, f"{path}.{key}" if path else str(key))]
 
 
 def _without_places(tree: Any) -> Any:

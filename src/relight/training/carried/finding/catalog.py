@@ -211,9 +211,7 @@ class Catalog:
         `early`: the block is not over. A context that it is in, such as autocast, may still end with it.
         """
         step, is_first = self.comparison.number - between, self.comparison.is_first
-        for change in self.comparison.changes(self._is_covered):
-            if early and change.place[0][0] == "setting":
-                continue
+        for change in self.comparison.changes(self._is_covered, settings=not early):
             if change.module is not None and self._late.has(change.place, step, is_first=is_first):
                 continue  # it was left out, and that was said
             if change.module is not None and change.nbytes > MOST_MODULE_BYTES:

@@ -123,15 +123,20 @@ class Comparison:
         self._before = self._last = None
         self.watch.forget()
 
-    def changes(self, is_covered: Callable[[Place], bool]) -> Iterator[Change]:
-        """Places that the step under way has changed so far, except at places that are `covered`."""
+    def changes(self, is_covered: Callable[[Place], bool], *, settings: bool = True) -> Iterator[Change]:
+        """Places that the step under way has changed so far, except at places that are `covered`.
+
+        `settings`: also settings of the process.
+        """
         before = self._before
         if before is None:
-            for place, mark in self.watch.changes():
+            for place, mark in self.watch.changes(settings=settings):
                 if not is_covered(place):
                     yield Change(place, mark, 0, None)
             return
         for place, mark in before.found.items():
+            if not settings and place[0][0] == "setting":
+                continue
             spot = None if is_covered(place) else self._spots.find(place)
             if spot is not None and changed(mark, value := spot.get()) and not _is_kept_with_module(place, value):
                 yield Change(place, mark, _bytes_of(value), before.modules.get(place))

@@ -169,7 +169,7 @@ class Survey:
         if isinstance(value, torch.optim.Optimizer):
             self._seen.add(id(value))
             self.attributes[place] = frozenset(vars(value))
-            for name, one in vars(value).items():
+            for name, one in list(vars(value).items()):
                 if is_added(value, name):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
@@ -182,7 +182,7 @@ class Survey:
                 self.found[there] = self._mark.identity(contents)
             self._look_later(there, contents, depth + 1)
         if self._enters_data and isinstance(value, _OF_DATA):
-            for name, one in vars(value).items():
+            for name, one in list(vars(value).items()):
                 if not name.startswith("_"):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
         if isinstance(value, functools.partial):
@@ -192,7 +192,7 @@ class Survey:
             self._look_later((*place, ("attribute", "__self__", "")), value.__self__, depth + 1)
             value = getattr(value, "__func__", value)
         if isinstance(value, types.FunctionType) and is_script_file(value.__code__.co_filename):
-            for name, one in vars(value).items():
+            for name, one in list(vars(value).items()):
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             for name, one in defaults_of(value).items():
                 self._look_later((*place, ("default", name, "")), one, depth + 1)
@@ -204,7 +204,9 @@ class Survey:
                     continue
         elif isinstance(value, nn.Module):
             is_own = is_user_type(type(value))
-            for name, one in vars(value).items():  # of a library's (a metric), what may be sums and lists of values
+            for name, one in list(
+                vars(value).items()
+            ):  # of a library's (a metric), what may be sums and lists of values
                 is_shown = name[0] != "_" or (is_own and _is_in_script(value, name))
                 if is_shown and (is_own or isinstance(one, _SUMS)):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)

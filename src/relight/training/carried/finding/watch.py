@@ -4,6 +4,7 @@ These are attributes of the script's own objects and classes, names of its modul
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ class Watch:
         self._is_part = functools.partial(is_part, spots.parts)
         self._watched: list[tuple[Place, Spot]] = []
         self._marks: list[Any] = []
+        self._settings = 0  # so many of the watched, the last ones, are settings of the process
 
     @property
     def is_empty(self) -> bool:
@@ -39,12 +41,10 @@ class Watch:
     def choose(self, survey: Survey, is_covered: Callable[[Place], bool]) -> None:
         """Watch the small values of objects, classes, modules and closures in a survey, except where `covered`."""
         self.forget()
-        self._watched = []
-        for place, spot in (*self._attributes(survey), *self._names(survey)):
-            if _is_small(spot.get()) and not is_covered(place):
-                self._watched.append((place, spot))
-            if len(self._watched) == _MOST:
-                return
+        found = (*self._attributes(survey), *self._names(survey))
+        small = ((place, spot) for place, spot in found if _is_small(spot.get()) and not is_covered(place))
+        self._watched = sorted(itertools.islice(small, _MOST), key=lambda one: _is_setting(one[0]))
+        self._settings = sum(_is_setting(place) for place, _ in self._watched)
 
     def _attributes(self, survey: Survey) -> Iterator[tuple[Place, Spot]]:
         for owner, names in survey.attributes.items():
@@ -68,9 +68,10 @@ class Watch:
         """The step is not compared any more; no value is held for that."""
         self._marks = []
 
-    def changes(self) -> Iterator[tuple[Place, Any]]:
+    def changes(self, *, settings: bool) -> Iterator[tuple[Place, Any]]:
         """Places that hold something else than when the step began, and marks of what they held then."""
-        for (place, spot), mark in zip(self._watched, self._marks, strict=False):
+        count = None if settings else len(self._watched) - self._settings
+        for (place, spot), mark in itertools.islice(zip(self._watched, self._marks, strict=False), count):
             value = spot.get()
             if value is not mark and changed(mark, value):
                 yield place, mark
@@ -84,6 +85,10 @@ class Watch:
         if kind in _CONTAINERS and holds_objects(value):
             return Mark("opaque", value, None)  # attributes of the objects are watched by themselves
         return remember(value, is_part=self._is_part)
+
+
+def _is_setting(place: Place) -> bool:
+    return place[0][0] == "setting"
 
 
 def _is_small(value: Any) -> bool:

@@ -4,6 +4,8 @@ A script may keep any of them in a variable of its own: the layer of this stage,
 replacement has the same parts at other addresses, so what is carried is the name, and a view's geometry.
 """
 
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -51,7 +53,8 @@ class References:
         if isinstance(value, torch.Tensor):
             return self._name_of_tensor(value)
         if isinstance(value, (dict, list)):
-            return next((name for name, thing in self._containers() if thing is value), None)
+            found = self._has_container(value)
+            return next((name for name, thing in self._containers() if thing is value), None) if found else None
         name = self._things.get(id(value))
         return name if name is not None and self._is_at(name, value) else None
 
@@ -92,6 +95,17 @@ class References:
             return self.at(name) is value
         except LookupError:
             return False
+
+    def _has_container(self, value: Any) -> bool:
+        """Return whether an optimizer keeps this container; most are the script's own, so a miss has to be fast."""
+        for optimizer in self._optimizers.values():
+            if value is optimizer.state or value is optimizer.param_groups:
+                return True
+            if any(value is group or value is group["params"] for group in optimizer.param_groups):
+                return True
+            if isinstance(value, dict) and any(map(operator.is_, optimizer.state.values(), itertools.repeat(value))):
+                return True
+        return False
 
     def _containers(self) -> Iterator[tuple[Name, Any]]:
         for name, optimizer in self._optimizers.items():

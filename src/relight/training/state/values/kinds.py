@@ -30,6 +30,7 @@ _CONTAINERS: dict[str, tuple[type, ...]] = {
     "set": (set, frozenset),
 }
 _BASES: tuple[Any, ...] = (OrderedDict, dict, list, deque, set, frozenset, tuple)
+_BASES_OF: dict[type, Any] = {**{base: base for base in _BASES}, defaultdict: dict, Counter: dict}
 STREAMS: tuple[type, ...] = (io.StringIO, io.BytesIO)
 _WITHOUT = frozenset({torch.Tensor, nn.Parameter, list, deque, dict, defaultdict, Counter, set, frozenset})
 _FIXED = (
@@ -165,12 +166,12 @@ def attributes_beside(value: Any) -> dict[str, Any]:
 
 def base_of(value: Any) -> Any:
     """The class whose methods are not the user's."""
-    return next(base for base in _BASES if isinstance(value, base))
+    return _BASES_OF.get(type(value)) or next(base for base in _BASES if isinstance(value, base))
 
 
-def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
-    """Keys and values of a dict, without methods of the user's."""
-    return base_of(value).items(value)  # type: ignore[no-any-return]
+def items_of(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Keys and values of a dict, without methods of the user's; copied at once, as a thread may change the dict."""
+    return list(base_of(value).items(value))
 
 
 def blocks_in(value: Any, kinds: Collection[str], depth: int = _LOOKED_INTO) -> Iterator[Any]:
@@ -192,12 +193,12 @@ def can_be_carried(value: Any, depth: int = _LOOKED_INTO) -> bool:
 
 
 def members_in(kind: str, value: Any) -> Iterable[Any]:
-    """Members of a value of this kind, without methods of the user's."""
+    """Members of a value of this kind, without methods of the user's; copied at once, as a thread may change it."""
     if kind == "dict":
-        return base_of(value).values(value)  # type: ignore[no-any-return]
+        return list(base_of(value).values(value))
     if kind == "object":
         return attributes_of(value).values()
-    return value.flat if kind == "objects" else base_of(value).__iter__(value)  # type: ignore[no-any-return]
+    return value.flat if kind == "objects" else list(base_of(value).__iter__(value))
 
 
 def refill(mapping: dict[Any, Any], items: Iterable[tuple[Any, Any]]) -> None:

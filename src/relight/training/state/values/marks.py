@@ -135,9 +135,10 @@ def changed(mark: Any, value: Any) -> bool:
     if kind == "objects":
         return any(map(changed, saved, value.flat))
     if kind == "dict":
-        return base_of(value).__len__(value) != len(saved) or any(
+        items = items_of(value)
+        return len(items) != len(saved) or any(
             (key is not other and (isinstance(key, torch.Tensor) or key != other)) or changed(before, now)
-            for (key, before), (other, now) in zip(saved, items_of(value), strict=True)
+            for (key, before), (other, now) in zip(saved, items, strict=True)
         )
     if kind == "object":
         return _differ(saved, attributes_of(value))

@@ -29,15 +29,26 @@ class Setting(Spot):
     """A setting of the process, as a text, which is written anew only once the setting is another one."""
 
     def __init__(
-        self, look: Callable[[], Any], change: Callable[[Any], object], value: Callable[[Any], Any] = lambda seen: seen
+        self,
+        look: Callable[[], Any],
+        change: Callable[[Any], object],
+        value: Callable[[Any], Any] = lambda seen: seen,
+        token: Callable[[], Any] = lambda: None,
     ) -> None:
-        """`value`: of what a look has seen; it can be written down, and is given to `change`."""
-        self._look, self._change, self._value = look, change, value
+        """`value`: of what a look has seen; it can be written down, and is given to `change`.
+
+        `token`: an object that is another one once the setting has changed; None: it has to be looked at.
+        """
+        self._look, self._change, self._value, self._token = look, change, value, token
         self._seen: Any = MISSING
+        self._known: Any = None
         self._text = ""
 
     def get(self) -> str:
-        seen = self._look()
+        token = self._token()
+        if token is not None and token is self._known:
+            return self._text
+        self._known, seen = token, self._look()
         if self._seen is MISSING or seen != self._seen:
             self._seen = copy.copy(seen)
             self._text = json.dumps(self._value(self._seen))
@@ -56,8 +67,8 @@ class Settings:
         self.files = Files()
         self.spots: dict[str, Spot] = {
             "os.environ": Setting(lambda: _VARIABLES, self._set_environment, self._new_variables),
-            "decimal.getcontext()": Setting(_decimal_context, _set_decimal_context),
-            "numpy.geterr()": Setting(_numpy_errors, _set_numpy_errors),
+            "decimal.getcontext()": Setting(_decimal_context, _set_decimal_context, _decimal_values),
+            "numpy.geterr()": Setting(_numpy_errors, _set_numpy_errors, token=_numpy_token),
             "sys.getrecursionlimit()": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
             "files that steps read": Setting(lambda: self.files.names, self.files.take, sorted),
             **{f"torch's {name}": Setting(*SETTINGS[name]) for name in _OF_TORCH},
@@ -88,10 +99,14 @@ def _decoded(value: bytes | str | None) -> str | None:
 
 
 def _decimal_context() -> list[Any]:
-    """All but the flags, which calculations set and few scripts read."""
-    now = decimal.getcontext()
-    traps = sorted(kind.__name__ for kind, is_on in now.traps.items() if is_on)
-    return [now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps]
+    """All but the flags, which calculations set and few scripts read; as the context is pickled, the fastest way."""
+    _, (*values, _, traps) = decimal.getcontext().__reduce__()
+    return [*values, traps]
+
+
+def _decimal_values(seen: list[Any]) -> list[Any]:
+    *values, traps = seen
+    return [*values, sorted(kind.__name__ for kind in traps)]
 
 
 def _set_decimal_context(values: list[Any]) -> None:
@@ -104,6 +119,13 @@ def _set_decimal_context(values: list[Any]) -> None:
 def _numpy_errors() -> dict[str, str] | None:
     numpy = sys.modules.get("numpy")
     return None if numpy is None else numpy.geterr()
+
+
+def _numpy_token() -> Any:
+    """The object that holds NumPy's settings in this thread: `seterr` makes another. None: NumPy shows none."""
+    umath = sys.modules.get("numpy._core.umath")
+    variable = getattr(umath, "_extobj_contextvar", None)
+    return variable.get(None) if isinstance(variable, contextvars.ContextVar) else None
 
 
 def _set_numpy_errors(values: dict[str, str] | None) -> None:

@@ -1,12 +1,13 @@
 """Memory that NumPy arrays share with one another or with tensors: storage and its views. It is shared again where it
 is read."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from relight.training.carried.values.trees.words import TAG, Unsupported
-from relight.training.state.values.kinds import blocks_in, kind_of
+from relight.training.state.values.kinds import kind_of
 from relight.transfer.io.codec import dtype_of, dtype_text
 
 
@@ -46,10 +47,10 @@ class Buffers:
         self._values: dict[int, Any] = {}
         self._found: dict[int, Buffer] | None = None
 
-    def add(self, value: Any) -> None:
-        """Look at the arrays and tensors of a value."""
+    def add(self, blocks: Iterable[Any]) -> None:
+        """Look at these arrays and tensors."""
         self._found = None
-        self._values.update((id(one), one) for one in blocks_in(value, ("tensor", "array")))
+        self._values.update((id(one), one) for one in blocks)
 
     def of(self, value: Any) -> Buffer | None:
         """The memory that a value shares with an array, or an array with another value; None: it shares none."""

@@ -1,11 +1,12 @@
 """Memory that several carried tensors share, as a row of a bank does. It is shared again where it is read."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from relight.training.carried.values.parts import Parts, is_part
-from relight.training.state.values.kinds import blocks_in
+from relight.training.state.values.kinds import kind_of
 
 
 class Memory:
@@ -48,9 +49,11 @@ class Memories:
         self._parts = parts
         self._found: dict[tuple[int, torch.dtype], Memory] = {}
 
-    def add(self, value: Any) -> None:
-        """Look at the tensors of a value, less those that are parts of what was handed over."""
-        for tensor in blocks_in(value, ("tensor",)):
+    def add(self, blocks: Iterable[Any]) -> None:
+        """Look at the tensors among these, less those that are parts of what was handed over."""
+        for tensor in blocks:
+            if kind_of(tensor) != "tensor":
+                continue
             if tensor.layout is not torch.strided or tensor.numel() == 0 or type(tensor) is not torch.Tensor:
                 continue
             key = tensor.untyped_storage().data_ptr(), tensor.dtype

@@ -20,7 +20,15 @@ from relight.training.carried.values.trees.words import TAG, Unsupported, class_
 from relight.training.state.modules.references import NotNameable
 from relight.training.state.values.cells import cells_state
 from relight.training.state.values.generators import generator_state, stream_state
-from relight.training.state.values.kinds import PLAIN, attributes_beside, is_fixed, items_of, kind_of, members_in
+from relight.training.state.values.kinds import (
+    PLAIN,
+    attributes_beside,
+    blocks_in,
+    is_fixed,
+    items_of,
+    kind_of,
+    members_in,
+)
 from relight.training.state.values.marks import DEEPEST, gradient_of
 from relight.training.torch_private.distributed.divided import describe_division, is_on_mesh_of_any
 from relight.training.torch_private.distributed.mesh import is_distributed
@@ -48,8 +56,10 @@ class Writer:
 
     def look_at(self, value: Any) -> None:
         """To be called with all that will be written: tensors that share memory do so again where they are read."""
-        self._memories.add(value)
-        self._buffers.add(value)
+        blocks = list(blocks_in(value, ("tensor", "array")))
+        if blocks:
+            self._memories.add(blocks)
+            self._buffers.add(blocks)
 
     def write(self, name: str, value: Any) -> Any:
         """As a tree for `encode_tree`. Raises Unsupported."""
