@@ -3,11 +3,13 @@
 A `Job` is left alone, is interrupted in one step, or is the replacement of one that was lost at a `Moment`.
 """
 
+import os
 import random
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -43,6 +45,32 @@ class Moment:
     replica: bytes
     noticed: dict[str, int]
     told: str  # by a survivor, at the recovery
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # of the script: contents, and when they changed
+
+
+class ScriptFiles:
+    """The files of a script in one directory, as a process finds them."""
+
+    def __init__(self, directory: Path, contents: dict[str, tuple[bytes, int]] | None = None) -> None:
+        """`contents`: as a process left them that was lost; a first one finds none."""
+        self._directory = directory
+        for path in directory.glob("*"):
+            path.unlink()
+        for name, (held, changed_ns) in (contents or {}).items():
+            (directory / name).write_bytes(held)
+            os.utime(directory / name, ns=(changed_ns, changed_ns))
+
+    def make(self, name: str, contents: bytes) -> str:
+        """Return the path of a file, which has these contents if it is new."""
+        self._directory.mkdir(exist_ok=True)
+        path = self._directory / name
+        if not path.exists():
+            path.write_bytes(contents)
+        return str(path)
+
+    def contents(self) -> dict[str, tuple[bytes, int]]:
+        """Return what is in them now, and when they were changed."""
+        return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in self._directory.glob("*")}
 
 
 class JobStep:
@@ -86,9 +114,10 @@ class Job:
         self._first_end: bytes | None = None  # of the step that is computed twice
 
     # --- what a script sees -----------------------------------------------------------------------------------------
-    def offers(self) -> dict[str, Any]:
-        """Names for the script."""
-        return {"steps": self, "hand_over": self.hand_over}
+    def offers(self, directory: Path) -> dict[str, Any]:
+        """Names for the script, whose files lie in this directory."""
+        self._files = ScriptFiles(directory, self._lost.files if self._lost is not None else None)
+        return {"steps": self, "hand_over": self.hand_over, "make_file": self._files.make}
 
     def hand_over(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """As to `relight.Training`."""
@@ -112,8 +141,9 @@ class Job:
     def _is_foreign(self, thing: Any) -> bool:
         if type(thing).__module__.startswith("relight.training.carried."):
             return False
+        is_of_job = isinstance(thing, types.GeneratorType) and thing.gi_code is Job.__call__.__code__
         is_own = type(thing).__module__.startswith("relight.") or isinstance(thing, (JobStep, Job))
-        return is_own or self.state.identities.keeps(thing) or getattr(thing, "gi_code", None) is Job.__call__.__code__
+        return is_own or self.state.identities.keeps(thing) or is_of_job
 
     def __call__(self) -> Iterator[JobStep]:
         adopt_caller(sys._getframe(1))
@@ -142,8 +172,12 @@ class Job:
 
     # --- a step ---------------------------------------------------------------------------------------------------
     def _begin_turn(self, frame: FrameType, *, is_rehearsing: bool = False) -> None:
-        doubt = self.carried.turn(frame)
+        doubt, later = self.carried.turn(frame), self.carried.doubts.later()
         self.carried.compare(self.version)
+        if self._recorded and self.moments and self.moments[-1].version == self.version:  # a survivor goes on
+            self.moments[-1] = replace(self.moments[-1], told=self.moments[-1].told or later)
+        elif not is_rehearsing:
+            self._tell(later)
         if not is_rehearsing:
             self._tell(doubt)
             if self._is_to_be_kept():
@@ -259,6 +293,7 @@ class Job:
         state.clear_gradients()
         if (lasting := self.carried.roll_back()) is not None:
             raise UsageError(lasting)
+        self._tell(self.carried.doubts.of_undone())
         return True
 
     # --- failures -------------------------------------------------------------------------------------------------
@@ -323,6 +358,7 @@ class Job:
                 replica=encode_tree((flat.tree, tensors, meta), "replica"),
                 noticed=self.carried.noticed(),
                 told=told,
+                files=self._files.contents(),
             )
         )
 
@@ -332,7 +368,7 @@ class Job:
         return self._standing_risk() or (moved if step >= self.version - 1 >= 0 else "")
 
     def _standing_risk(self) -> str:
-        return self.carried.risk() or self.state.attributes.risk()
+        return self.carried.doubts.risk() or self.state.attributes.risk()
 
     def _tell(self, why: str | None) -> None:
         if why:

@@ -78,6 +78,8 @@ class Loop:
         self.kept_early: dict[int, bytes] = {}  # the same, as it was kept before the last write of a step
         self.doubt: str | None = None
         self.noticed: dict[str, int] = {}  # on the rank that a replacement copies from
+        self.undone: list[str] = []  # what is told of a step that was undone, besides
+        self.rolled_back: list[str | None] = []  # why one that is repeated may end otherwise
         self.risks: list[str] | None = None  # at the beginning of each step, if they are asked for
 
     def hand_over(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -116,18 +118,18 @@ class Loop:
             self.turn(number)
             yield Step(self, number, warmup=False, fails=False)
         if self.risks is not None:
-            self.risks.append(self.carried.risk())
+            self.risks.append(self.carried.doubts.risk())
         doubt = self.carried.turn(sys._getframe(1))  # for the code after the loop
         self.doubt = self.doubt or doubt or self.carried.end(computed=self.begins_at < until)
         self.carried.leave()
 
     def turn(self, number: int) -> None:
-        doubt = self.carried.turn(sys._getframe(2))
+        doubt = self.carried.turn(sys._getframe(2)) or self.carried.doubts.later()
         self.carried.compare(max(number, 0))
         if number >= 0 and self.carried.needs_keeping:
             self.keep(number)
         if self.risks is not None:
-            self.risks.append(self.carried.risk())
+            self.risks.append(self.carried.doubts.risk())
         self.doubt = self.doubt or doubt
         self.carried.remember()
 
@@ -137,10 +139,12 @@ class Loop:
     def exit(self, step: Step, error: BaseException | None) -> bool:
         if step.warmup or isinstance(error, Interrupted):
             if not step.warmup:
-                self.doubt = self.doubt or self.carried.risk()
+                self.doubt = self.doubt or self.carried.doubts.risk()
             lasting = self.carried.roll_back()
             if not step.warmup:
                 self.doubt = self.doubt or lasting
+                self.rolled_back.append(lasting)
+                self.undone.append(self.carried.doubts.of_undone())
             return error is None or isinstance(error, Interrupted)
         if error is not None:
             return False

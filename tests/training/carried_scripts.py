@@ -54,8 +54,9 @@ def read_holders(path: Path) -> dict[str, Holder]:
 HOLDERS = read_holders(Path(__file__).with_name("carried_holders.txt"))
 
 IMPORTS = (
-    "import collections, contextlib, dataclasses, datetime, enum, fractions, functools, heapq, itertools\n"
-    "import copy, math, operator, queue, random, torch, types\nimport numpy as np\n"
+    "import bz2, collections, contextlib, copy, dataclasses, datetime, enum, fractions, functools, hashlib, heapq\n"
+    "import itertools, logging, math, operator, os, pathlib, queue, random, sqlite3, torch, types, warnings, zlib\n"
+    "import numpy as np\n"
 )
 # Where an update stands: `{}` is the statement.
 WRAPPED = (

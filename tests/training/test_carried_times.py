@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.doubts import Doubts
 from relight.training.carried.succession import Adoption
 from relight.training.carried.undo import Undo
 from tests.training.carried_times import FAILURES, Case, draw, judge
 
 BUGS: dict[str, tuple[type, tuple[str, ...], Any, Case]] = {
-    "late changes are not told": (Catalog, ("risk",), "", Case("long list", "eval", "in step 6", "line", "function")),
+    "late changes are not told": (Doubts, ("risk",), "", Case("long list", "eval", "in step 6", "line", "function")),
     "a step is not undone": (
         Undo,
         ("roll_back", "put_back"),

@@ -11,13 +11,17 @@ from relight.transfer.io.codec import decode_tree
 from tests.training.carried_loop import Loop, run_script
 
 SCRIPT = """
-import contextvars, decimal, os, pathlib, sqlite3, sys, types, weakref
+import collections, contextvars, decimal, enum, itertools, os, pathlib, sqlite3, sys, types, weakref
 import numpy as np
 import torch
 
 class Thing:
     def __init__(self, value=0.0):
         self.value = value
+
+class Kind(enum.Enum):
+    A = [1]
+    B = 2
 
 class Store(sqlite3.Connection):
     def __init__(self, *_, **__):
@@ -45,7 +49,7 @@ def run():
             if step.number in (FIRST, 30):
                 eval("acts[0](1)", {"acts": acts})
             step.end()
-    return SHOWN
+    return repr(SHOWN)
 result = run()
 """
 
@@ -158,6 +162,31 @@ CASES = {
     "weak keys": Case(
         "Thing(weakref.WeakKeyDictionary({Thing: 1.0}))", "made.value[Thing] += 1", "made.value[Thing]", "made"
     ),
+    "print options of NumPy": Case(
+        "np.set_printoptions(precision=3)",
+        "np.set_printoptions(precision=5)",
+        "np.get_printoptions()['precision']",
+        "numpy",
+    ),
+    "print options of torch": Case(
+        "torch.set_printoptions(precision=3)",
+        "torch.set_printoptions(precision=5)",
+        "repr(torch.ones(1) / 3)",
+        "torch",
+    ),
+    "counter": Case("itertools.count(1)", "next(made)", "made", "made"),
+    "counter behind a function": Case("itertools.count(2.5, 3).__next__", "made()", "made.__self__", "made"),
+    "counter of a class": Case(
+        "type('Own', (Thing,), {'ids': itertools.count()})", "next(made.ids)", "made.ids", "made"
+    ),
+    "counter of a dictionary": Case(
+        "collections.defaultdict(itertools.count(1).__next__)",
+        "made.default_factory()",
+        "made.default_factory.__self__",
+        "made",
+    ),
+    "value of a member": Case("Kind", "made.A.value.append(1)", "made.A.value", "A._value_"),
+    "attribute of a member": Case("Kind", "setattr(made.B, 'late', 1)", "vars(made.B).get('late')", "B.late"),
     "file": Case(
         "file()",
         "[made.write_text(str(int(made.read_text()) + 1)) for _ in range(2)]",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from relight.training.carried.doubts import Doubts
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.search import Search
 from relight.training.carried.finding.spots.spot import is_empty
@@ -18,6 +19,7 @@ from relight.training.carried.undo import Undo
 from relight.training.carried.values.parts import Parts
 from relight.training.state.values.marks import changed
 
+SINCE = "the loop began"  # among facts about places: nanoseconds since 1970
 _MISSED = (
     "{names}: carried by the script from its first step on, and that step was interrupted. Put `with step` into the "
     "function that has the loop"
@@ -55,6 +57,7 @@ class Carried:
         self._spots.data = data
         self.show = self._spots.show
         self._undo = Undo(self._catalog)
+        self.doubts = Doubts(self._catalog)
         self._keeper = Keeper(self._catalog, is_id)
         self.moved = self._keeper.moved
         self._adoption = Adoption(self._catalog)
@@ -91,7 +94,7 @@ class Carried:
         if self._catalog.is_idle and not self._adoption.is_pending and not self.rank_values.is_pending:
             return None
         self._loop.look_at(frame)
-        doubt = None
+        doubt, was_undone = None, self._again
         if self._again:
             self._undo.put_back()  # also what code between steps did after a step that does not count
             missed = self._missed and not self._adoption.is_pending and self._loop.computes_above
@@ -102,8 +105,9 @@ class Carried:
             self._put_in()
         if self.rank_values.is_pending:
             doubt = self.rank_values.put_in() or doubt
-        self._catalog.notice(between=True)
-        return doubt or self._spots.settings.files.doubt_later() or None
+        late = self._catalog.notice(between=True)
+        self.doubts.turn(late if not was_undone else ())
+        return doubt or self._spots.settings.files.doubt_of_undone() or None
 
     def enter(self, frame: FrameType, number: int) -> str | None:
         """`with step` in this frame, of step `number`: the first one shows the loop, if its head did not.
@@ -204,8 +208,12 @@ class Carried:
         return is_due
 
     def noticed(self) -> dict[str, int]:
-        """Return keys of values seen to change, and of the steps that showed it; -1: only shown, and moves on late."""
-        return {one.key: one.noticed for one in self._kept.values() if one.noticed >= 0 or one.moves_on}
+        """Return keys of values seen to change, and of the steps that showed it; -1: only shown, and moves on late.
+
+        Under `SINCE`, when the loop of this process began.
+        """
+        own = {one.key: one.noticed for one in self._kept.values() if one.noticed >= 0 or one.moves_on}
+        return {**own, SINCE: self._spots.settings.files.since_ns}
 
     def adopt(self, tree: dict[str, Any] | None, noticed: Mapping[str, int] | None = None, at: int = 0) -> str | None:
         """Values of another process, to be put in at the next turn, before step `at`. `noticed`: by another rank.
@@ -213,8 +221,10 @@ class Carried:
         Returns why equal bits cannot be vouched for.
         """
         self._in_step = False
+        noticed = dict(noticed or {})
+        self._spots.settings.files.adopt(noticed.pop(SINCE, 0))
         doubt = self._undo.doubt({*tree["names"], *tree["of_calls"]} if tree else ())
-        return self._adoption.adopt(tree, noticed or {}, at) or doubt
+        return self._adoption.adopt(tree, noticed, at) or doubt
 
     # --- what others ask ---------------------------------------------------------------------------------------
     def look(self) -> int:
@@ -245,14 +255,6 @@ class Carried:
         incomplete = any(is_empty(one.spot.get()) for one in late)
         self._spots.frames.forget()
         return incomplete
-
-    def risk(self) -> str:
-        """Return the reason why a recovery cannot vouch for equal bits, if something changes and is not carried."""
-        self._spots.frames.forget()
-        self._catalog.follow_parts()
-        risk = self._catalog.risk()
-        self._spots.frames.forget()
-        return risk
 
     @property
     def computes_above(self) -> bool:

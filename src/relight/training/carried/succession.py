@@ -17,11 +17,12 @@ from relight.training.carried.finding.kept import (
     MOST_SEEN_BYTES,
     MOST_SHOWN_BYTES,
     NEVER,
+    UNSETTLED,
     Kept,
 )
 from relight.training.carried.finding.places import key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING
-from relight.training.carried.finding.unrepeatable import keeps_its_order, only_grows
+from relight.training.carried.finding.told.orders import keeps_its_order, only_grows
 from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
 from relight.training.carried.values.trees.words import TAG, Unsupported
@@ -226,10 +227,7 @@ class Adoption:
         if not tree:
             return None
         if tree["unsettled"]:
-            return (
-                f"{_described(tree['unsettled'])}: carried by the script, changed after the block, and a rank was lost "
-                "before that was kept. Change them inside `with step`"
-            )
+            return UNSETTLED.format(names=_described(tree["unsettled"]))
         if tree["lacking"]:
             return (
                 f"{_described(tree['lacking'])}: changed after the last write of a step, in some steps at least, and "

@@ -38,6 +38,7 @@ class Undo:
         """Put back what the step under way changed. Returns why a repetition of it may end with other bits."""
         self._spots.frames.forget()
         self._catalog.notice(between=False)
+        self._catalog.unrepeatable.roll_back()
         self.put_back()
         lasting = [(one.key, one.mark) for one in self._kept.values() if not self._is_undone(one)]
         lasting += self._put_back_left_out()

@@ -34,6 +34,15 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     return torch.utils._pytree.tree_map(function, tree)
 
 
+def print_options() -> dict[str, Any]:
+    """Return how tensors are printed, as `torch.set_printoptions` takes it."""
+    return dict(vars(torch._tensor_str.PRINT_OPTS))
+
+
+def set_print_options(values: dict[str, Any]) -> None:
+    torch.set_printoptions(**values)
+
+
 def is_plain_memory(tensor: torch.Tensor) -> bool:
     """True if its values are elements of one memory of its own: not sparse, nested, quantized, or made of others."""
     return tensor.layout is torch.strided and not (

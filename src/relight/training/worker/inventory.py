@@ -84,7 +84,7 @@ class Inventory:
 
     def standing_risk(self) -> str:
         """Return the reason why any recovery makes the bits doubtful; empty: none does."""
-        risks = [self.batches.stray, self.carried.risk(), self.state.attributes.risk()]
+        risks = [self.batches.stray, self.carried.doubts.risk(), self.state.attributes.risk()]
         risks.append(late_scheduler(self.writes.new_schedulers, self.state.optimizers, self.state.objects.values()))
         risks += [thing.standing_risk() for thing in _integrations(self.state) if hasattr(thing, "standing_risk")]
         return next(filter(None, risks), "")

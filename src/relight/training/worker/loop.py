@@ -135,7 +135,8 @@ class StepLoop:
     def _begin_turn(self) -> None:
         """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
         runtime, worker = self._runtime, self._worker
-        if (doubt := self._carried.turn(sys._getframe())) is not None and not runtime.is_rehearsing:
+        doubts = self._carried.turn(sys._getframe()), self._carried.doubts.later()
+        for doubt in filter(None, doubts if not runtime.is_rehearsing else ()):
             runtime.notices.doubt(doubt)
         self._carried.compare(worker.version)
         if not runtime.is_rehearsing and self._parts.private.note_moves(worker.version):
@@ -273,7 +274,7 @@ class StepLoop:
         self._transaction.roll_back()
         self._checks.note_boundary()  # a learning rate that is a tensor was written when it was undone
         self._state.clear_gradients()
-        self._parts.repeat_check.see_undone(self._carried.roll_back())
+        self._parts.repeat_check.see_undone(self._carried.roll_back(), self._carried.doubts.of_undone())
         self._runtime.page.stamp(Phase.OUTSIDE)
         self._runtime.handle(happened.StepUndone())
         return True

@@ -23,14 +23,19 @@ from relight.training.torch_private.modules import modules_in, tables_in
 
 Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
 OWNERS = {"inner": "module", "slot": "slot"}  # places that begin with what was handed over, and kinds of its parts
+_MEMBERS = "_member_map_"  # of an enumeration
 Key = tuple[Any, ...]  # equal for two names of one place
 
 
 def describe(place: Place) -> str:
     """As a message names it."""
     text = ""
-    for kind, first, second in place:
-        if kind in ("frame", "module", "held", "data", "shown", "setting"):
+    for (kind, first, second), (_, holder, _) in zip(place, (("", "", ""), *place), strict=False):
+        if kind == "attribute" and first == _MEMBERS:
+            continue
+        if kind == "item" and holder == _MEMBERS:
+            text += f".{second}"
+        elif kind in ("frame", "module", "held", "data", "shown", "setting"):
             text = second
         elif kind in OWNERS:
             text = f"{first}.{second}".rstrip(".")

@@ -7,7 +7,9 @@ compiler) has no answer: None.
 import ast
 import functools
 import linecache
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -149,6 +151,25 @@ def is_head(loop: ast.stmt, line: int) -> bool:
     body: list[ast.stmt] = getattr(loop, "body", [])
     after: list[ast.stmt] = getattr(loop, "orelse", [])
     return (isinstance(loop, ast.For) and line < body[0].lineno) or bool(after and line >= after[0].lineno)
+
+
+def source_of(modules: Iterable[str]) -> str:
+    """Return the code of these modules."""
+    return "\n".join("".join(_lines_in(name)) for name in sorted(modules))
+
+
+def mentioned(modules: Iterable[str], pattern: str) -> str:
+    """Return FILE:LINE of the first place in these modules that a pattern matches; empty: there is none."""
+    for name in sorted(modules):
+        for number, line in enumerate(_lines_in(name), 1):
+            if re.search(pattern, line):
+                return f"{short(sys.modules[name].__file__ or '')}:{number}"
+    return ""
+
+
+def _lines_in(module: str) -> list[str]:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return linecache.getlines(file) if file else []
 
 
 def lines_of(frame: FrameType) -> list[tuple[str, int]]:

@@ -14,22 +14,18 @@ from relight.training.carried.finding.compare import Comparison
 from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, Kept
 from relight.training.carried.finding.late_modules import LateModules
 from relight.training.carried.finding.loop import Loop
-from relight.training.carried.finding.places import key_of, place_of
+from relight.training.carried.finding.places import is_through_function, key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING, Spot
 from relight.training.carried.finding.survey import attributes_of_parts
-from relight.training.carried.finding.unrepeatable import Unrepeatable, is_iterated
+from relight.training.carried.finding.told.orders import is_iterated
+from relight.training.carried.finding.told.sighted import Sighted
+from relight.training.carried.finding.told.unrepeatable import Unrepeatable
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
 
-_NAMED = 5  # places in a message
-_LATE = (
-    "{names}: changed by the script for the first time after its first steps, in a way that its code does not show, "
-    "and so neither undone with a step nor carried to a replacement. If a step depends on it: training.carry(...); "
-    "else training.carry(ignore=(...,))"
-)
 _INCOMPLETE = (
     "the values that the loop can reach are too many, or too large, to compare all of them (docs/CARRIED.md). A change "
     "of one by code that relight cannot read may be missed: training.carry(...) names what such code changes"
@@ -56,13 +52,16 @@ class Catalog:
         self.comparison = Comparison(self._spots, lambda thing: self.is_foreign(thing) or is_of_data(thing))
         self.left_out: set[str] = set()
         self._late = LateModules(self._spots)
-        self._left_out_why = ""  # of what decides a step, perhaps
+        self.left_out_why = ""  # of what decides a step, perhaps
         self.dead: set[Place] = set()  # written before they are read: nothing of them is carried
         self.ignored: set[str] = set()
         # Attributes that the code sets on tensors, on parameters perhaps, and whether after the last write of a step.
         self.watched: dict[str, bool] = {}
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
-        self.unrepeatable = Unrepeatable(self._spots.names_of_modules, self._spots.settings.files)
+        sighted = Sighted(lambda thing: is_part_of(self.parts, thing) or self.is_foreign(thing))
+        self.unrepeatable = Unrepeatable(
+            self.comparison.look, self._is_told_otherwise, sighted, self._spots.settings.files
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -71,13 +70,14 @@ class Catalog:
 
     def begin(self) -> None:
         """The loop is found."""
-        for place, thing in self.comparison.objects():
+        survey = self.comparison.look()
+        for place, thing in self.comparison.objects(survey):
             self.homes.name(key_of(place), thing)  # a variable that comes to stand for it means this very object
         for place, value in attributes_of_parts(self.parts):
             if kind_of(value) == "generator":
                 self.keep(place, seen=True)
         self._watch()
-        self.unrepeatable.begin(self.ignored)
+        self.unrepeatable.begin(survey, self.ignored)
 
     def is_foreign(self, thing: Any) -> bool:
         """Return whether an object's attributes are kept otherwise, and an integration has not shown it."""
@@ -140,7 +140,7 @@ class Catalog:
             self.left_out.add(one.key)
         one.is_written = False
         if one.decides or one.has_tensors:
-            self._left_out_why = f"{one.shown} {CHANGES}, and is not carried: {why}"
+            self.left_out_why = f"{one.shown} {CHANGES}, and is not carried: {why}"
         self.say(f"carried {one.name}", one.left_out(why))
 
     def refuse_or_leave_out(self, one: Kept, value: Any, why: str) -> None:
@@ -197,33 +197,36 @@ class Catalog:
     # --- by values ---------------------------------------------------------------------------------------------
     def begin_comparison(self, number: int) -> None:
         """Compare step `number`, which begins; carry also what has changed since the last comparison."""
-        for place in self.comparison.begin(number, self._is_covered):
+        for place in self.comparison.begin(number, self.is_covered, self.unrepeatable.see):
             if self._late.has(place, number, is_first=False):
                 continue  # it was left out, and that was said
-            if not self._is_covered(place) and (one := self.keep(place, seen=True)) is not None:
+            if not self.is_covered(place) and (one := self.keep(place, seen=True)) is not None:
                 one.noticed = number - 1  # a step before this one has changed it
+        self.unrepeatable.begin_step(is_looked_at=self.comparison.is_due)
         if self.comparison.is_incomplete:
             self.say("incomplete", _INCOMPLETE)
 
-    def notice(self, *, between: bool, early: bool = False) -> None:
-        """Carry also what changed although the code did not show it.
+    def notice(self, *, between: bool, early: bool = False) -> list[Kept]:
+        """Carry also what changed although the code did not show it, and return that.
 
         `early`: the block is not over. A context that it is in, such as autocast, may still end with it.
         """
-        step, is_first = self.comparison.number - between, self.comparison.is_first
-        for change in self.comparison.changes(self._is_covered, settings=not early):
+        step, is_first, new = self.comparison.number - between, self.comparison.is_first, []
+        for change in self.comparison.changes(self.is_covered, settings=not early):
             if change.module is not None and self._late.has(change.place, step, is_first=is_first):
                 continue  # it was left out, and that was said
             if change.module is not None and change.nbytes > MOST_MODULE_BYTES:
                 raise refusals.of_module_by_values(describe(change.module), change.place[-1][1])
             one = self.keep(change.place, late=between, seen=True, mark=change.mark)
             if one is not None:
+                new.append(one)
                 one.mark = change.mark
                 one.noticed = self.comparison.number if self.comparison.is_due else -1
         for one in self._watch():
             one.mark = remember(MISSING)
         if between:
             self.comparison.end()
+        return new
 
     def _watch(self) -> list[Kept]:
         """Carry attributes that parameters did not have before."""
@@ -234,7 +237,7 @@ class Catalog:
             own = vars(owner).keys() if isinstance(owner, torch.Tensor) else set()
             for attribute in sorted(self.watched.keys() & own):
                 place: Place = (("slot", name[1], name[2]), ("attribute", attribute, ""))
-                if not self._is_covered(place) and (one := self.keep(place, seen=True)) is not None:
+                if not self.is_covered(place) and (one := self.keep(place, seen=True)) is not None:
                     one.after_write = self.watched[attribute]
                     new.append(one)
         return new
@@ -248,35 +251,30 @@ class Catalog:
         for name, owner in self.parts.owners():
             if isinstance(owner, torch.Tensor):
                 places += [(("slot", name[1], name[2]), ("attribute", attribute, "")) for attribute in sorted(late)]
-        return [key_of(place) for place in places if not self._is_covered(place)]
+        return [key_of(place) for place in places if not self.is_covered(place)]
 
-    def _is_covered(self, place: Place) -> bool:
-        """Return whether what holds this place is carried as a whole, or is dead."""
+    def is_covered(self, place: Place) -> bool:
+        """Return whether what holds this place is carried as a whole, or is dead. Of functions nothing is carried."""
         for length in range(1, len(place) + 1):
-            if place[:length] in self.dead or key_of(place[:length]) in self.kept:
+            if place[:length] in self.dead:
+                return True
+            if key_of(place[:length]) in self.kept and not any(map(is_through_function, place[length:])):
                 return True
         return key_of(place) in self.left_out
+
+    def _is_told_otherwise(self, place: Place) -> bool:
+        """Return whether nothing need be told of a place: it is covered, or the script left it out."""
+        return self.is_covered(place) or self.is_ignored(describe(place))
 
     def is_ignored(self, name: str) -> bool:
         """Return whether the script left it out: by this name, its last part, or that of what holds it."""
         return not self.ignored.isdisjoint(_names_of(name))
 
     # --- doubts ------------------------------------------------------------------------------------------------
-    def risk(self) -> str:
-        """Return the reason why a recovery cannot vouch for equal bits, if something changes and is not carried."""
-        if self._left_out_why:
-            return self._left_out_why
-        changing = {one.name.rpartition(".")[2] for one in self.kept.values()}
-        if doubt := self.unrepeatable.doubt(changing):
-            return doubt
-        places = [place for place in self.comparison.changed_since() if not self._is_covered(place)]
-        names = sorted(name for name in {describe(place) for place in places} if not self.is_ignored(name))
-        return _LATE.format(names=", ".join(names[:_NAMED])) if names else ""
-
     def doubt_order(self, one: Kept) -> None:
         """Doubt the bits if steps iterate over this set: its order depends on members that it no longer has."""
-        if not self._left_out_why and is_iterated(one.name, [frame for frame in self._spots.frames.frames if frame]):
-            self._left_out_why = (
+        if not self.left_out_why and is_iterated(one.name, [frame for frame in self._spots.frames.frames if frame]):
+            self.left_out_why = (
                 f"{one.shown}: steps go through a set, in an order that another process cannot repeat. Go through "
                 "sorted(...), or use a dict"
             )

@@ -16,6 +16,7 @@ from relight.training.carried.finding.places import Spots
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.survey import Survey, is_kept_with_modules, is_of_script
 from relight.training.carried.finding.watch import Watch
+from relight.training.carried.finding.wholes import Wholes
 from relight.training.carried.values.parts import is_part
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
@@ -80,8 +81,8 @@ class Comparison:
         """True if nothing of the step under way is compared."""
         return self.watch.is_empty and not self.is_due
 
-    def begin(self, number: int, is_covered: Callable[[Place], bool]) -> list[Place]:
-        """Compare step `number`, which begins, with the values of now.
+    def begin(self, number: int, is_covered: Callable[[Place], bool], see: Callable[[Survey], None]) -> list[Place]:
+        """Compare step `number`, which begins, with the values of now. `see` gets what there is, if it is looked at.
 
         Returns the places that have changed since the first steps, or since the step that was compared last.
         """
@@ -94,6 +95,7 @@ class Comparison:
         changed_since = self._changed_since_last() if self._commits >= FIRST_STEPS else []
         self._before = self._copied()
         self._last = self._traced()
+        see(self._last)
         self.watch.choose(self._before, is_covered)
         return changed_since
 
@@ -139,7 +141,8 @@ class Comparison:
                 continue
             spot = None if is_covered(place) else self._spots.find(place)
             if spot is not None and changed(mark, value := spot.get()) and not _is_kept_with_module(place, value):
-                yield Change(place, mark, _bytes_of(value), before.modules.get(place))
+                held = Wholes(before.found, before.attributes, lambda one: before.homes.get(id(one))).of(mark)
+                yield Change(place, held, _bytes_of(value), before.modules.get(place))
         for new in (*self._new_attributes(before, before), *self._new_names(before)):
             if not is_covered(new):
                 yield Change(new, remember(MISSING), 0, None)
@@ -162,9 +165,13 @@ class Comparison:
                 if not name.startswith("__") and kind_of(now[name]) != "opaque":
                     yield (("module", module, name),)
 
-    def objects(self) -> Iterator[tuple[Place, Any]]:
-        """Objects of the script's own classes that can be reached now."""
-        for place in self._survey(Places()).found:
+    def look(self) -> Survey:
+        """All that can be reached now."""
+        return self._survey(Places())
+
+    def objects(self, survey: Survey) -> Iterator[tuple[Place, Any]]:
+        """Objects of the script's own classes that were found."""
+        for place in survey.found:
             spot = self._spots.find(place)
             if spot is not None and kind_of(thing := spot.get()) == "object":
                 yield place, thing

@@ -15,6 +15,10 @@ MOST_LEAVES = 2000  # of each of these: each costs about a microsecond in every 
 MOST_LOG_LEAVES = 128  # of each value that is only accumulated or shown
 NEVER = object()  # no value
 CHANGES = "changes from step to step"
+UNSETTLED = (
+    "{names}: carried by the script, changed after the block, and a rank was lost before that was kept. Change them "
+    "inside `with step`"
+)
 
 
 @dataclass

@@ -26,6 +26,8 @@ from relight.training.state.values.kinds import attributes_of, can_be_carried, k
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 _SEPARATOR = "\x1f"
+_INTO_FUNCTIONS = ("cell", "default", "contents")
+_OF_FUNCTIONS = ("__self__", "default_factory", "func", "args", "keywords")
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -38,6 +40,11 @@ def place_of(key: str) -> Place:
     """The inverse of `key_of`."""
     parts = key.split(_SEPARATOR)
     return tuple(zip(parts[0::3], parts[1::3], parts[2::3], strict=True))
+
+
+def is_through_function(step: tuple[str, str, str]) -> bool:
+    """Return whether a step of a place leads into a function, which is not carried with what holds it."""
+    return step[0] in _INTO_FUNCTIONS or (step[0] == "attribute" and step[1] in _OF_FUNCTIONS)
 
 
 class Frames:

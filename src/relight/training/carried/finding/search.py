@@ -109,7 +109,7 @@ class Search:
             raise refusals.of_counter(one)
         if found.is_counted:
             self._catalog.leave_out(one, "it is counted beside training.steps(): use step.number")
-        elif is_iterator(value) and kind_of(value) not in ("stream", "object"):
+        elif is_iterator(value) and kind_of(value) not in ("stream", "object", "generator"):
             if one.decides:
                 raise refusals.of_iterator(one, value)
             self._catalog.leave_out(one, f"{name_of(value)} cannot be carried")

@@ -5,7 +5,7 @@ import functools
 import itertools
 import sys
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -25,6 +25,7 @@ from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.contents import is_container
 from relight.training.state.values.iterators import has_position
 from relight.training.state.values.kinds import items_of, kind_of, members_in
+from relight.training.state.values.sights import CACHED, has_sight
 from relight.training.torch_private.modules import (
     OWN_ATTRIBUTES,
     buffers_in,
@@ -39,6 +40,7 @@ _MOST = 5000  # places
 _FEW = 512  # items of a container that is looked into one by one
 _OF_DATA = (DataLoader, Dataset, Sampler)
 _SUMS = (torch.Tensor, list, dict)
+_OF_MEMBERS = ("_name_", "__objclass__", "_sort_order_")  # which Python sets
 _NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
@@ -75,6 +77,8 @@ class Survey:
         self._seen: set[int] = set()
         self._modules_seen: set[Any] = set(_modules_of(spots))
         self.found: dict[Place, Any] = {}
+        self.homes: dict[int, Place] = {}  # of objects and containers whose parts were looked at, by `id`
+        self.sighted: dict[Place, Any] = {}  # objects that only a sight shows to have changed
         self._ahead: deque[tuple[Place, Any, int]] = deque()  # what is near is looked at first
         names = list(_names(spots))
         self._look_at_all(named for named in names if named[0] not in rebound)
@@ -130,10 +134,13 @@ class Survey:
             return
         if self._is_foreign(value):
             return
+        if isinstance(value, defaultdict):
+            self._look_later((*place, ("attribute", "default_factory", "")), value.default_factory, depth + 1)
         if kind == "object":
             self.found[place] = self._mark.identity(value)
             if id(value) not in self._seen:
                 self._seen.add(id(value))
+                self.homes[id(value)] = place
                 attributes = self._attributes_of(value)
                 self.attributes[place] = frozenset(attributes)
                 for name, one in attributes.items():
@@ -149,6 +156,7 @@ class Survey:
                 return
             self.found[place] = self._mark.members(value)
             self._seen.add(id(value))
+            self.homes[id(value)] = place
             pairs = items_of(value) if kind == "dict" else enumerate(members_in(kind, value))
             for key, one in pairs:
                 self._look_later((*place, ("item", type(key).__name__, str(key))), one, depth + 1)
@@ -176,6 +184,8 @@ class Survey:
         if self._is_foreign(value):
             return
         self._seen.add(id(value))
+        if has_sight(value):
+            self.sighted[place] = value
         if (spot := contents_of(value)) is not None:
             contents, there = spot.get(), (*place, CONTENTS)
             if kind_of(contents) == "opaque":
@@ -191,6 +201,7 @@ class Survey:
         if isinstance(value, BOUND) and not isinstance(value.__self__, types.ModuleType):
             self._look_later((*place, ("attribute", "__self__", "")), value.__self__, depth + 1)
             value = getattr(value, "__func__", value)
+        value = value.__wrapped__ if type(value) is CACHED else value
         if isinstance(value, types.FunctionType) and is_script_file(value.__code__.co_filename):
             for name, one in list(vars(value).items()):
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
@@ -213,13 +224,31 @@ class Survey:
             self._look_into_module(place, value)
 
     def _look_into_class(self, place: Place, kind: type, depth: int) -> None:
-        """The values of its attributes, if the class is the user's own."""
-        if not is_user_type(kind) or issubclass(kind, enum.Enum):
+        """The values of its attributes, if the class is the user's own; of an enumeration, of its members'."""
+        if not is_user_type(kind):
+            return
+        if issubclass(kind, enum.Enum):
+            self._look_at_members(place, kind, depth)
             return
         self.attributes[place] = frozenset(vars(kind))
         for name, one in list(vars(kind).items()):
-            if not name.startswith("__"):
+            if isinstance(one, (staticmethod, classmethod)) and has_sight(one.__func__):
+                self.sighted[*place, ("attribute", name, "")] = one.__func__
+            elif not name.startswith("__"):
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
+        for name, part in vars(kind).get("__dataclass_fields__", {}).items():
+            there = (*place, ("attribute", "__dataclass_fields__", ""), ("item", "str", name))
+            self._look_later((*there, ("attribute", "default_factory", "")), part.default_factory, depth + 1)
+
+    def _look_at_members(self, place: Place, kind: type[enum.Enum], depth: int) -> None:
+        """The attributes of an enumeration's members, and their values: lists, say."""
+        for name, member in kind.__members__.items():
+            there = (*place, ("attribute", "_member_map_", ""), ("item", "str", name))
+            own = self._attributes_of(member)
+            self.attributes[there] = frozenset(own)
+            for attribute, one in own.items():
+                if attribute not in _OF_MEMBERS:
+                    self._look_later((*there, ("attribute", attribute, "")), one, depth + 1)
 
     def _look_at_names(self, module: Any, depth: int) -> None:
         """The names of a module that something here comes from, if it is the script's: code there may change them."""

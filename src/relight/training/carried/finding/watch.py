@@ -3,15 +3,17 @@
 These are attributes of the script's own objects and classes, names of its modules, and variables of its closures.
 """
 
+import enum
 import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.training.carried.code.refs import Place
-from relight.training.carried.finding.places import Spots
+from relight.training.carried.finding.places import Spots, is_through_function
 from relight.training.carried.finding.spots.spot import MISSING, DictSpot, Spot
 from relight.training.carried.finding.survey import Survey, holds_objects
+from relight.training.carried.finding.wholes import Wholes
 from relight.training.carried.values.parts import is_part
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import Mark, changed, remember
@@ -19,7 +21,6 @@ from relight.training.state.values.marks import Mark, changed, remember
 _MOST = 512  # values: each takes a tenth of a microsecond, containers more
 _FEW = 32  # items of a container
 _CONTAINERS = ("list", "tuple", "dict", "deque")
-_NAMELESS = ("cell", "setting", "contents")
 _BYTES = 2**14  # of a tensor or an array
 
 
@@ -32,6 +33,9 @@ class Watch:
         self._watched: list[tuple[Place, Spot]] = []
         self._marks: list[Any] = []
         self._settings = 0  # so many of the watched, the last ones, are settings of the process
+        self._attributes_at: dict[Place, frozenset[str]] = {}
+        self._owners: dict[Place, Any] = {}  # objects whose attributes are watched
+        self._homes: dict[int, Place] = {}  # of these, by `id`
 
     @property
     def is_empty(self) -> bool:
@@ -41,22 +45,26 @@ class Watch:
     def choose(self, survey: Survey, is_covered: Callable[[Place], bool]) -> None:
         """Watch the small values of objects, classes, modules and closures in a survey, except where `covered`."""
         self.forget()
+        self._attributes_at, self._owners = survey.attributes, {}
         found = (*self._attributes(survey), *self._names(survey))
         small = ((place, spot) for place, spot in found if _is_small(spot.get()) and not is_covered(place))
         self._watched = sorted(itertools.islice(small, _MOST), key=lambda one: _is_setting(one[0]))
         self._settings = sum(_is_setting(place) for place, _ in self._watched)
+        self._homes = {id(owner): place for place, owner in self._owners.items()}
 
     def _attributes(self, survey: Survey) -> Iterator[tuple[Place, Spot]]:
         for owner, names in survey.attributes.items():
             spot = self._spots.find(owner)
             thing = spot.get() if spot is not None else None
-            if isinstance(thing, type) or (self._spots.looks_into(thing) and hasattr(thing, "__dict__")):
-                memory = vars(thing)
+            has_attributes = self._spots.looks_into(thing) or isinstance(thing, enum.Enum)
+            if isinstance(thing, type) or (has_attributes and hasattr(thing, "__dict__")):
+                memory, self._owners[owner] = vars(thing), thing
                 yield from (((*owner, ("attribute", name, "")), DictSpot(memory, name)) for name in sorted(names))
 
     def _names(self, survey: Survey) -> Iterator[tuple[Place, Spot]]:
         for place in survey.found:
-            is_name = (place[0][0] == "module" and len(place) == 1) or place[-1][0] in _NAMELESS
+            is_name = (place[0][0] == "module" and len(place) == 1) or place[-1][0] == "setting"
+            is_name |= is_through_function(place[-1])
             if is_name and (spot := self._spots.find(place)) is not None:
                 yield place, spot
 
@@ -69,12 +77,29 @@ class Watch:
         self._marks = []
 
     def changes(self, *, settings: bool) -> Iterator[tuple[Place, Any]]:
-        """Places that hold something else than when the step began, and marks of what they held then."""
-        count = None if settings else len(self._watched) - self._settings
+        """Places that hold something else than when the step began, and marks of what they held then.
+
+        A place comes before those in it: these now lead into another object, if that has taken its place.
+        """
+        found, count = {}, None if settings else len(self._watched) - self._settings
         for (place, spot), mark in itertools.islice(zip(self._watched, self._marks, strict=False), count):
             value = spot.get()
-            if value is not mark and changed(mark, value):
-                yield place, mark
+            if value is not mark and changed(mark, value) and self._is_where_it_was(place):
+                found[place] = mark
+        if found:
+            marks = {place: mark for (place, _), mark in zip(self._watched, self._marks, strict=False)}
+            wholes = Wholes(marks, self._attributes_at, self._home_of)
+            yield from ((place, wholes.of(found[place])) for place in sorted(found, key=len))
+
+    def _is_where_it_was(self, place: Place) -> bool:
+        """Return whether an attribute belongs to the object that is at its place; else that goes back as a whole."""
+        owner = self._owners.get(place[:-1])
+        spot = self._spots.find(place[:-1]) if owner is not None else None
+        return spot is None or spot.get() is owner
+
+    def _home_of(self, value: Any) -> Place | None:
+        home = self._homes.get(id(value))
+        return home if home is not None and self._owners.get(home) is value else None
 
     def _marked(self, value: Any) -> Any:
         kind = kind_of(value)
@@ -97,4 +122,4 @@ def _is_small(value: Any) -> bool:
         return bool(value.nbytes <= _BYTES)
     if kind in (*_CONTAINERS, "set"):
         return len(value) <= _FEW
-    return kind in ("plain", "number", "object") or value is MISSING
+    return kind in ("plain", "number", "object") or value is MISSING or isinstance(value, itertools.count)

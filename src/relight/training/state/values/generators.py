@@ -1,5 +1,8 @@
-"""Memories of random generators and of files in memory, as values that can be compared and set again."""
+"""Memories of random generators, counters and files in memory, as values that can be compared and set again."""
 
+import ast
+import ctypes
+import itertools
 import random
 from typing import Any
 
@@ -32,6 +35,8 @@ def generator_state(value: Any) -> Any:
         return value.get_state()
     if isinstance(value, random.Random):
         return value.getstate()
+    if isinstance(value, itertools.count):
+        return repr(value)
     if hasattr(value, "get_state"):
         return value.get_state()
     if is_seeds(value):
@@ -46,6 +51,8 @@ def set_generator_state(value: Any, state: Any) -> None:
         value.set_state(state)
     elif isinstance(value, random.Random):
         value.setstate(state)
+    elif isinstance(value, itertools.count):
+        _set_counter(value, state)
     elif hasattr(value, "set_state"):
         value.set_state(state)
     elif is_seeds(value):
@@ -55,6 +62,26 @@ def set_generator_state(value: Any, state: Any) -> None:
         bits.state = {name: one for name, one in state.items() if name != _SEEDS}
         if _SEEDS in state and is_seeds(seeds := getattr(bits, "seed_seq", None)):
             _set_seeds(seeds, state[_SEEDS])
+
+
+def counter_of(state: str) -> "itertools.count[Any] | None":
+    """Make a counter of this state. None: it counts by other than Python's own numbers."""
+    try:
+        return itertools.count(*ast.literal_eval(f"({state.removeprefix('count(')[:-1]},)"))
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _set_counter(value: "itertools.count[Any]", state: str) -> None:
+    """Exchange the memory of a counter for that of a new one: bound methods and closures hold this very object."""
+    made = counter_of(state)
+    if made is None or repr(value) == state:
+        return
+    head = object.__basicsize__
+    size = itertools.count.__basicsize__ - head
+    own, other = ctypes.string_at(id(value) + head, size), ctypes.string_at(id(made) + head, size)
+    ctypes.memmove(id(value) + head, other, size)
+    ctypes.memmove(id(made) + head, own, size)
 
 
 def is_seeds(value: Any) -> bool:

@@ -17,7 +17,6 @@ _BUILT_IN: frozenset[type] = frozenset(
         zip,
         map,
         filter,
-        itertools.count,
         itertools.cycle,
         itertools.repeat,
         itertools.chain,
@@ -46,8 +45,6 @@ def position_of(value: Any) -> list[Any]:
     if type(value) is GeneratorType:
         frame = value.gi_frame
         return [] if frame is None else [frame.f_lasti, dict(frame.f_locals)]
-    if type(value) is itertools.count:
-        return [repr(value)]
     try:
         return list(value.__reduce__()[1:])
     except TypeError:  # of a newer Python

@@ -33,6 +33,7 @@ _BASES: tuple[Any, ...] = (OrderedDict, dict, list, deque, set, frozenset, tuple
 _BASES_OF: dict[type, Any] = {**{base: base for base in _BASES}, defaultdict: dict, Counter: dict}
 STREAMS: tuple[type, ...] = (io.StringIO, io.BytesIO)
 _WITHOUT = frozenset({torch.Tensor, nn.Parameter, list, deque, dict, defaultdict, Counter, set, frozenset})
+_COUNTING = (torch.Generator, itertools.count)
 _FIXED = (
     functools.partial,
     types.FunctionType,
@@ -81,7 +82,7 @@ def kind_of_type(kind: type) -> str:
         return "bytearray"
     if is_type_of_cells(kind):
         return "cells"
-    if kind is torch.Generator or (issubclass(kind, random.Random) and kind is not random.SystemRandom):
+    if kind in _COUNTING or (issubclass(kind, random.Random) and kind is not random.SystemRandom):
         return "generator"
     if kind in STREAMS:
         return "stream"

@@ -59,10 +59,15 @@ class RepeatCheck:
             self._first = None
         return False
 
-    def see_undone(self, lasting: str | None) -> None:
-        """The attempt is undone. Raises UsageError for a reason why the next one may end with other bits."""
+    def see_undone(self, lasting: str | None, doubt: str) -> None:
+        """The attempt is undone. Raises UsageError for a reason why the next one may end with other bits.
+
+        `doubt`: a reason that ends no job.
+        """
         if lasting is not None:
             raise UsageError(lasting)
+        if doubt:
+            self._runtime.notices.doubt(doubt)
 
     def _digests(self) -> dict[str, int]:
         """Digests of each tensor and object after the step, by its path."""

@@ -32,15 +32,37 @@ class Files:
         self.names: set[str] = set()
         self._ever: set[str] = set()  # also in steps that were undone
         self._written: set[str] = set()
+        self._in_step: set[str] = set()  # the same, in the step under way
+        self._undone: set[str] = set()  # by a step that was undone, and not written anew since
+        self._unsaid: set[str] = set()  # names of such files, once they were read
         self._ignored: Collection[str] = ()
         self._since_ns = 0
         self._told: set[str] | None = None  # once a recovery has asked
 
+    @property
+    def since_ns(self) -> int:
+        """The beginning of the loop, or of a predecessor's, in nanoseconds since 1970; 0: it has not begun."""
+        return self._since_ns
+
     def begin(self, ignored: Collection[str]) -> None:
         """The loop begins. `ignored`: names of what no step depends on, as the script says."""
         self._ignored = ignored
-        self._since_ns = time.time_ns()  # not the coarse clock: file systems may take a finer one
+        now = time.time_ns()  # not the coarse clock: file systems may take a finer one
+        self._since_ns = min(self._since_ns or now, now)
         _watch(self)
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._in_step.clear()
+
+    def roll_back(self) -> None:
+        """The step under way is undone; its files stay as they are."""
+        self._undone |= self._in_step
+
+    def adopt(self, since_ns: int) -> None:
+        """Take over from a process whose loop began then: what it has written since, this one finds changed."""
+        self._since_ns = min(self._since_ns or since_ns, since_ns or self._since_ns)
+        self._told = self._told or set()
 
     def leave(self) -> None:
         """The loop has ended."""
@@ -60,9 +82,15 @@ class Files:
         """Return the same of files that were read since a recovery: the step that was undone may have changed them."""
         if self._told is None:
             return ""
-        names = sorted(self._ever - self._told)
-        self._told.update(names)
-        return _DOUBT.format(names=", ".join(names)) if names else ""
+        names = self._ever - self._told
+        self._told |= names
+        return _doubt_of(names)
+
+    def doubt_of_undone(self) -> str:
+        """Return the same of files that were read since the last turn, and that only an undone step has written."""
+        names = self._unsaid.difference(self._ignored)
+        self._unsaid.clear()
+        return _doubt_of(names)
 
     def opened(self, path: Any, flags: int, *, to_copy: bool) -> None:
         """The script has opened a file, or a function that copies files has."""
@@ -72,8 +100,12 @@ class Files:
         is_read = access != os.O_WRONLY and not flags & os.O_TRUNC and not to_copy
         if is_read and self._has_changed(name):
             self.take({*self.names, Path(name).name}.difference(self._ignored))
+            self._unsaid |= {Path(name).name} if name in self._undone else set()
         if access != os.O_RDONLY:
             self._written.add(name)
+            self._in_step.add(name)
+        if flags & os.O_TRUNC:
+            self._undone.discard(name)
 
     def _has_changed(self, name: str) -> bool:
         try:
@@ -82,6 +114,10 @@ class Files:
             return False
         is_kept = stat.S_ISREG(found.st_mode) and found.st_size > 0  # files of /proc and /sys have no size
         return is_kept and (name in self._written or found.st_mtime_ns > self._since_ns)
+
+
+def _doubt_of(names: Collection[str]) -> str:
+    return _DOUBT.format(names=", ".join(sorted(names))) if names else ""
 
 
 _watching: list[Files] = []  # a hook stays for the life of its process, once it is there

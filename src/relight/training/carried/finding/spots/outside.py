@@ -16,11 +16,13 @@ from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.spots.files import Files
 from relight.training.carried.finding.spots.spot import MISSING, FunctionSpot, Spot
 from relight.training.state.torch_settings import SETTINGS
+from relight.training.torch_private.tensors import print_options, set_print_options
 
 CONTENTS = ("contents", "", "")  # the last part of a place: what an object of Python's own holds
 _VARIABLES: dict[bytes, bytes] = vars(os.environ)["_data"]  # the environment, not decoded at each look
 _OF_WORKERS = frozenset({b"RANK", b"LOCAL_RANK"})  # relight sets them in a replacement
 _OF_TORCH = ("autocast", "device", "threads")  # of the thread that trains: the others are in every copy of the state
+_NUMPY_FUNCTIONS = ("formatter", "override_repr")  # among its print options
 _COUNTS = (24, 40, 92)  # in the header of an SQLite database
 _MOST_BYTES = 2**20  # of a database that is looked into
 
@@ -68,7 +70,9 @@ class Settings:
         self.spots: dict[str, Spot] = {
             "os.environ": Setting(lambda: _VARIABLES, self._set_environment, self._new_variables),
             "decimal.getcontext()": Setting(_decimal_context, _set_decimal_context, _decimal_values),
-            "numpy.geterr()": Setting(_numpy_errors, _set_numpy_errors, token=_numpy_token),
+            "numpy.geterr()": Setting(_numpy_errors, _set_numpy_errors, token=_errors_token),
+            "numpy.get_printoptions()": Setting(_numpy_printing, _set_numpy_printing, token=_printing_token),
+            "torch.set_printoptions()": Setting(print_options, set_print_options),
             "sys.getrecursionlimit()": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
             "files that steps read": Setting(lambda: self.files.names, self.files.take, sorted),
             **{f"torch's {name}": Setting(*SETTINGS[name]) for name in _OF_TORCH},
@@ -121,16 +125,32 @@ def _numpy_errors() -> dict[str, str] | None:
     return None if numpy is None else numpy.geterr()
 
 
-def _numpy_token() -> Any:
-    """The object that holds NumPy's settings in this thread: `seterr` makes another. None: NumPy shows none."""
-    umath = sys.modules.get("numpy._core.umath")
-    variable = getattr(umath, "_extobj_contextvar", None)
+def _numpy_token(module: str, name: str) -> Any:
+    """The object that holds NumPy's settings in this thread: to set one makes another. None: NumPy shows none."""
+    variable = getattr(sys.modules.get(module), name, None)
     return variable.get(None) if isinstance(variable, contextvars.ContextVar) else None
+
+
+_errors_token = functools.partial(_numpy_token, "numpy._core.umath", "_extobj_contextvar")
+_printing_token = functools.partial(_numpy_token, "numpy._core.printoptions", "format_options")
 
 
 def _set_numpy_errors(values: dict[str, str] | None) -> None:
     if values is not None:
         importlib.import_module("numpy").seterr(**values)
+
+
+def _numpy_printing() -> dict[str, Any] | None:
+    """Less functions of the script's."""
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else {k: v for k, v in numpy.get_printoptions().items() if k not in _NUMPY_FUNCTIONS}
+
+
+def _set_numpy_printing(values: dict[str, Any] | None) -> None:
+    if values is not None:
+        numpy = importlib.import_module("numpy")
+        now = numpy.get_printoptions()
+        numpy.set_printoptions(**values, **{name: now[name] for name in _NUMPY_FUNCTIONS if name in now})
 
 
 # --- contents of objects ------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """One value in a process, which can be read and set: a name, an item, an attribute, a variable of a closure."""
 
-import collections
 import contextlib
 import functools
 import inspect
 import types
+from collections import defaultdict, deque
 from collections.abc import Callable
 from types import CellType
 from typing import Any
@@ -27,11 +27,7 @@ MISSING: Any = _Missing()
 
 def is_empty(value: Any) -> bool:
     """Return whether a place has no value yet: it is missing, None, or a container without items."""
-    return (
-        value is None
-        or value is MISSING
-        or (isinstance(value, (list, tuple, dict, set, collections.deque)) and not value)
-    )
+    return value is None or value is MISSING or (isinstance(value, (list, tuple, dict, set, deque)) and not value)
 
 
 class Spot:
@@ -73,7 +69,7 @@ class AttributeSpot(Spot):
         owner, name = self._owner, self._name
         if name == "__class__":
             return type(owner)
-        if isinstance(owner, _FIXED_INSIDE):
+        if isinstance(owner, _FIXED_INSIDE) or (name == "default_factory" and isinstance(owner, defaultdict)):
             return getattr(owner, name, MISSING)
         if (hooks := hook_table(owner, name)) is not None:
             return hooks

@@ -4,6 +4,7 @@ Objects with which that process began (its *homes*: the list that was made befor
 this process's own homes here, so that names which are not carried see them too.
 """
 
+import itertools
 import random
 from array import array
 from collections import deque
@@ -247,6 +248,8 @@ def _read_generator(tree: Any, old: Any) -> Any:
 
 
 def _new_generator(kind: str, state: Any) -> Any:
+    if kind == "count":
+        return itertools.count()
     if isinstance(state, tuple) and kind not in ("Random", "RandomState"):
         raise Unsupported(f"a {kind}, which this process does not have")
     if isinstance(state, dict) and kind in ("SeedSequence", state.get("bit_generator")):

@@ -19,7 +19,7 @@ from relight.training.carried.values.trees.memories import Memories, Memory
 from relight.training.carried.values.trees.words import TAG, Unsupported, class_name, name_of
 from relight.training.state.modules.references import NotNameable
 from relight.training.state.values.cells import cells_state
-from relight.training.state.values.generators import generator_state, stream_state
+from relight.training.state.values.generators import counter_of, generator_state, stream_state
 from relight.training.state.values.kinds import (
     PLAIN,
     attributes_beside,
@@ -235,6 +235,8 @@ def _write_generator(generator: Any) -> Any:
     if isinstance(generator, random.Random):  # of hundreds of words
         version, words, gauss = state
         state = version, array("I", words).tobytes(), gauss
+    if isinstance(state, str) and counter_of(state) is None:
+        raise Unsupported(f"a counter that stands at {state}")
     return {TAG: "generator", "c": type(generator).__name__, "v": state}
 
 

@@ -1,0 +1,1 @@
+"""Values that can be neither undone nor carried: their changes are told after a recovery, and end no job."""

@@ -1,0 +1,72 @@
+"""Objects that only a sight shows to have changed: seen at the beginning of the loop, and now and then from then on."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from relight.training.carried.code.refs import Place
+from relight.training.state.values.contents import Digests
+from relight.training.state.values.sights import differs, sight_of
+
+
+@dataclass(frozen=True)
+class _Seen:
+    place: Place
+    value: Callable[[], Any]  # the object, or None once it is gone
+    sight: Any
+
+
+_Look = dict[int, _Seen]  # by the `id` of the object
+
+
+class Sighted:
+    """Compares the objects of now with the same ones as they were first, and when they were looked at last."""
+
+    def __init__(self, is_kept_otherwise: Callable[[Any], bool]) -> None:
+        """`is_kept_otherwise`: of a value in them of which it only matters that it is this one."""
+        self._is_kept_otherwise = is_kept_otherwise
+        self._first: _Look = {}
+        self._last: _Look = {}
+        self._changed: set[Place] = set()  # also what has become again what it was
+
+    def see(self, found: dict[Place, Any]) -> None:
+        """These are all, at the beginning of a step."""
+        now = self._look(found)
+        self._changed |= _differing(self._last, now)
+        self._first = {number: self._of(self._first, number, one) for number, one in now.items()}
+        self._last = now
+
+    def changed(self, found: dict[Place, Any]) -> set[Place]:
+        """Return the places of those that have changed since they were seen first. These are all now."""
+        now = self._look(found)
+        return self._changed | _differing(self._first, now) | _differing(self._last, now)
+
+    def changed_in_step(self, found: dict[Place, Any]) -> set[Place]:
+        """Return the places of those that have changed since they were seen last."""
+        return _differing(self._last, self._look(found))
+
+    def _look(self, found: dict[Place, Any]) -> _Look:
+        digests = Digests(self._is_kept_otherwise)
+        return {id(value): _Seen(place, _reference(value), sight_of(value, digests)) for place, value in found.items()}
+
+    @staticmethod
+    def _of(earlier: _Look, number: int, now: _Seen) -> _Seen:
+        """Return how this very object was seen earlier, or else how it is seen now."""
+        before = earlier.get(number)
+        return before if before is not None and before.value() is now.value() else now
+
+
+def _differing(before: _Look, now: _Look) -> set[Place]:
+    return {
+        one.place
+        for number, one in now.items()
+        if number in before and before[number].value() is one.value() and differs(before[number].sight, one.sight)
+    }
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # of C, and small
+        return lambda: value
