@@ -128,7 +128,7 @@ def _numpy_errors() -> dict[str, str] | None:
 def _numpy_token(module: str, name: str) -> Any:
     """The object that holds NumPy's settings in this thread: to set one makes another. None: NumPy shows none."""
     variable = getattr(sys.modules.get(module), name, None)
-    return variable.get(None) if isinstance(variable, contextvars.ContextVar) else None
+    return _held_by(variable) if isinstance(variable, contextvars.ContextVar) else None
 
 
 _errors_token = functools.partial(_numpy_token, "numpy._core.umath", "_extobj_contextvar")
