@@ -53,7 +53,20 @@ CLOSURE = (
     "def make():\n n = 0\n def count():\n  nonlocal n\n  n += 1\n  return n\n return count\ncount = make()\nout = []\n"
 )
 
+SETTINGS = (
+    "class Keys(dict):\n __getattr__ = dict.__getitem__\n __setattr__ = dict.__setitem__\n"
+    "class Itself(dict):\n def __init__(self, **values):\n  super().__init__(values)\n  self.__dict__ = self\n"
+    "class Solver:\n cfg = Keys(rate=1.0)\n"
+)
+
 SCRIPTS = {
+    "dicts whose keys are attributes, and that raise KeyError or are their own memory": function(
+        "one, two, x = Keys(n=0, inner=Keys(m=1)), Itself(n=2), 0",
+        "one.n += b\ntwo.n = two.n * .5 + one.n\none.inner.m *= 2\nSolver.cfg.rate *= .9\n"
+        "if step.number > 3:\n two.late = x\nx = x + one.n + two.n + one.inner.m + Solver.cfg.rate",
+        "x, dict(one), dict(two), dict(Solver.cfg)",
+        setup=SETTINGS,
+    ),
     "hidden state": function(
         "h, out = torch.zeros(2), []", "h = torch.tanh(h + b)\nout.append(h.sum().item())", "h.tolist(), out"
     ),

@@ -79,12 +79,12 @@ result = x
 """
 SWAPPED = """
 import torch
-criterion = torch.nn.MSELoss()
+criterion = torch.nn.BCEWithLogitsLoss(pos_weight=torch.ones(1))
 x = 0
 for step in steps():
     with step as b:
         if step.number == 3:
-            criterion = torch.nn.L1Loss()
+            criterion = torch.nn.BCEWithLogitsLoss(pos_weight=torch.zeros(1))
         x += float(criterion(torch.ones(1), torch.zeros(1)))
         step.point(0, x)
 result = x

@@ -47,6 +47,17 @@ def test_an_object_is_made_again_with_its_attributes() -> None:
     assert (made.scale, made.kind, made.calls, made.other) == (0.5, torch.float32, [0], None)
 
 
+def is_vector(parameter: torch.Tensor) -> bool:
+    return parameter.ndim == 1
+
+
+def test_functions_and_classes_are_found_by_their_names() -> None:
+    settings = {"filter": is_vector, "norm": torch.linalg.vector_norm, "kind": Projector}
+    assert through_bytes([settings]) == [settings]
+    with pytest.raises(UsageError, match=r"filter is a .*<lambda>, a function that another process does not find"):
+        through_bytes({"filter": lambda p: p.ndim == 1})
+
+
 def test_an_object_that_is_there_stays_the_same_one() -> None:
     own = Projector(torch.zeros(4))
     matrix = own.matrix
@@ -67,11 +78,13 @@ def test_objects_that_are_shared_or_hold_themselves_are_so_again() -> None:
     assert second.other is first
 
 
-@pytest.mark.parametrize("value", [lambda: 1, Slotted(), nn.Linear(1, 1), open], ids=("lambda", "slots", "module", "c"))
+@pytest.mark.parametrize(
+    "value", [lambda: 1, Slotted(), nn.Linear(1, 1), iter([1])], ids=("lambda", "slots", "module", "c")
+)
 def test_what_holds_more_than_attributes_is_refused_by_its_path(value: Any) -> None:
     held = Projector(None)
     held.other = value
-    with pytest.raises(UsageError, match=r"state.0.projector.attributes.other is a"):
+    with pytest.raises(UsageError, match=r"state.0.projector(.attributes)?.other is a"):
         Flat(ObjectWriter().write({0: {"projector": held}}, "state"), "state")
 
 

@@ -60,7 +60,7 @@ def each_by_name(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the objects that were given, each of a dict or list of several by a name of its own."""
     found: dict[str, Any] = {}
     for name, thing in given.items():
-        if isinstance(thing, (list, tuple)) or (isinstance(thing, dict) and not hasattr(thing, "state_dict")):
+        if isinstance(thing, (list, tuple)) or (isinstance(thing, dict) and not hasattr(type(thing), "state_dict")):
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
             found |= {f"{name}.{key}": one for key, one in pairs}
         elif thing is not None:

@@ -6,7 +6,7 @@ code is run there.
 
 import dataclasses
 import enum
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +36,7 @@ def write_typed(value: Any, path: str, write: Write) -> tuple[str, Node] | None:
     node: Node = {"c": _name_of(kind, path)}
     if base is dict:
         node["v"] = [[write(key, path), write(one, f"{path}.{key}")] for key, one in dict.items(value)]
-        if (factory := getattr(value, "default_factory", None)) is not None:
+        if (factory := value.default_factory if isinstance(value, defaultdict) else None) is not None:
             if (name := name_of_callable(factory)) is None:
                 raise UsageError(f"{path} is a defaultdict whose function has no name: use a class or a named function")
             node["f"] = name

@@ -12,6 +12,7 @@ from relight.training.state.values.kinds import (
     attributes_beside,
     attributes_of,
     base_of,
+    factory_of,
     is_found_by_name,
     items_of,
     kind_of,
@@ -89,7 +90,7 @@ def _members_of(kind: str, value: Any) -> Iterable[Any] | None:
     keys: Iterable[Any] = ()
     if kind == "dict":
         keys = base_of(value).keys(value)
-        if (factory := getattr(value, "default_factory", None)) is not None and name_of_callable(factory) is None:
+        if (factory := factory_of(value)) is not None and name_of_callable(factory) is None:
             return None
     elif kind == "set":
         keys = members

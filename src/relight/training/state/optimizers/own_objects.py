@@ -1,9 +1,11 @@
 """Objects of a script's own classes in an optimizer's state (GaLore's projectors), as plain values, and back.
 
 An object is its class, found by name in another process, and its attributes. One that several places share is one
-object again where the tree is read. Modules, optimizers, functions, files and other objects of C are none of these.
+object again where the tree is read. Functions and classes are found by name too. Modules, optimizers, files and other
+objects of C are none of these.
 """
 
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -11,9 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.errors import UsageError
-from relight.transfer.io.constants import callable_of, is_constant_type
+from relight.transfer.io.constants import callable_of, is_constant_type, name_of_callable
 
-_CLASS, _SAME, _TORCH = "\x01class", "\x01same", "\x01torch"  # dict keys no user writes
+_CLASS, _SAME, _TORCH, _FUNCTION = "\x01class", "\x01same", "\x01torch", "\x01function"  # dict keys no user writes
 ATTRIBUTES = "attributes"
 
 
@@ -51,6 +53,8 @@ class ObjectWriter:
             return type(value)(self.write(one, f"{path}[{index}]") for index, one in enumerate(value))
         if isinstance(value, (torch.dtype, torch.device)):
             return {_TORCH: str(value)}
+        if isinstance(value, (FunctionType, BuiltinFunctionType, type)):
+            return {_FUNCTION: _name_of(value, path)}
         if not is_own(value):
             return value
         if (number := self._numbers.get(id(value))) is not None:
@@ -79,12 +83,12 @@ class ObjectReader:
             return self._made[tree[_SAME]]
         if _TORCH in tree:
             return _torch_value(tree[_TORCH])
+        if _FUNCTION in tree:
+            return _found(tree[_FUNCTION])
         if _CLASS not in tree:
             mine = own if isinstance(own, dict) else {}
             return {key: self.read(one, mine.get(key)) for key, one in tree.items()}
-        kind: Any = callable_of(tree[_CLASS])
-        if kind is None:
-            raise UsageError(f"the optimizer's state holds a {tree[_CLASS]}, a class that this process does not have")
+        kind: Any = _found(tree[_CLASS])
         made = own if type(own) is kind and not any(own is one for one in self._made) else object.__new__(kind)
         self._made.append(made)
         mine, values = dict(vars(made)), tree[ATTRIBUTES]
@@ -102,14 +106,21 @@ class ObjectReader:
         return tree.to(self._device) if tree.ndim else tree
 
 
-def _name_of(kind: type, path: str) -> str:
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if callable_of(name) is kind:
+def _name_of(value: Any, path: str) -> str:
+    if (name := name_of_callable(value)) is not None:
         return name
+    what = "class" if isinstance(value, type) else "function"
     raise UsageError(
-        f"{path} is a {name.replace(':', '.')}, a class that another process does not find by this name: define it at "
-        "the top of a module, so that the object can be made again in a replacement"
+        f"{path} is a {value.__module__}.{value.__qualname__}, a {what} that another process does not find by this "
+        "name: define it at the top of a module, so that a replacement has it too"
     )
+
+
+def _found(name: str) -> Any:
+    found = callable_of(name)
+    if found is None:
+        raise UsageError(f"the optimizer's state holds {name}, which this process does not have")
+    return found
 
 
 def _torch_value(name: str) -> Any:

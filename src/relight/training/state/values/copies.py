@@ -4,7 +4,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from relight.training.state.values.kinds import attributes_beside, attributes_of, items_of, kind_of, made_of, members_in
+from relight.training.state.values.kinds import (
+    attributes_beside,
+    attributes_of,
+    factory_of,
+    items_of,
+    kind_of,
+    made_of,
+    members_in,
+)
 from relight.transfer.io.typed import filled
 
 
@@ -21,7 +29,7 @@ def rebuilt(value: Any, function: Callable[[Any], Any]) -> Any:
         made = filled(type(value), list(members_in(kind, value)))
     elif kind == "dict":
         pairs = [(key, function(one)) for key, one in items_of(value)]
-        made = filled(type(value), pairs, factory=getattr(value, "default_factory", None))
+        made = filled(type(value), pairs, factory=factory_of(value))
     elif kind == "object":
         made = made_of(type(value))
         for name, one in attributes_of(value).items():

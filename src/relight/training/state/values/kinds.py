@@ -47,6 +47,7 @@ _LIKE_CONTAINERS = frozenset({ChainMap, UserDict, UserList})  # whose contents l
 _LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.")  # classes of libraries
 _LOOKED_INTO = 4  # containers, one inside another
 _MOST = 512  # items of one
+_NOTHING = object()
 _NO_SLOTS = frozenset({"__dict__", "__weakref__"})
 _WORD_BYTES = object.__basicsize__ // 2
 _kinds = WordsOfClasses()
@@ -146,15 +147,28 @@ def attributes_of(value: Any) -> dict[str, Any]:
     """The memory of an object of a plain class."""
     if isinstance(value, nn.Module):
         return attributes_of_layer(value)
-    found = dict(getattr(value, "__dict__", {}))
+    found = dict(_stored(value, "__dict__", {}))
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
             is_hidden = slot.startswith("__") and not slot.endswith("__")
             name = f"_{base.__name__.lstrip('_')}{slot}" if is_hidden else slot
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
+            if name not in ("__dict__", "__weakref__") and (held := _stored(value, name, _NOTHING)) is not _NOTHING:
+                found[name] = held
     return found
+
+
+def factory_of(value: Any) -> Any:
+    """Return what makes the missing values of a defaultdict; None of other dicts, whose `__getattr__` is not asked."""
+    return value.default_factory if isinstance(value, defaultdict) else None
+
+
+def _stored(value: Any, name: str, otherwise: Any) -> Any:
+    """Return an attribute that is in the memory of an object. A `__getattr__` of its class may raise anything."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return otherwise
 
 
 def attributes_beside(value: Any) -> dict[str, Any]:

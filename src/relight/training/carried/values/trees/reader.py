@@ -23,6 +23,7 @@ from relight.training.state.values.kinds import (
     STREAMS,
     attributes_of,
     base_of,
+    factory_of,
     fill,
     kind_of,
     kind_of_type,
@@ -173,7 +174,7 @@ class Reader:
         if tag == "deque":
             deque.__init__(made, maxlen=tree["n"])
         if tree.get("f") is not None:
-            own = getattr(self._homes.at(name), "default_factory", None)  # a function without a name
+            own = factory_of(self._homes.at(name))  # a function without a name
             made.default_factory = callable_of(tree["f"]) if tree["f"] else own
             if made.default_factory is None:
                 raise Unsupported("a defaultdict whose function has no name")

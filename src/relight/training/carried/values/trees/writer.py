@@ -24,6 +24,7 @@ from relight.training.state.values.kinds import (
     PLAIN,
     attributes_beside,
     blocks_in,
+    factory_of,
     is_fixed,
     items_of,
     kind_of,
@@ -156,7 +157,7 @@ class Writer:
                 self._check_key(key)
                 at = self._write("", key, depth + 1)
                 pairs.append([at, self._write(f"{name}{STEP}{label_of(index, key)}", one, depth + 1)])
-            factory = getattr(value, "default_factory", None)
+            factory = factory_of(value)
             more = {} if factory is None else {"f": name_of_callable(factory) or ""}
             if more.get("f") == "" and not self._homes.has(name):
                 raise Unsupported("a defaultdict whose function has no name")
