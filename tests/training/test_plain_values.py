@@ -1,5 +1,8 @@
 """Plain values that a rank keeps of its layers' attributes."""
 
+import itertools
+import sys
+import threading
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -8,7 +11,8 @@ import pytest
 import torch
 
 from relight.training.state.modules.plain_values import MOST_BYTES, pack, plain_bytes, put_in_place, unpack
-from relight.training.state.values.kinds import members_in
+from relight.training.state.values.kinds import blocks_in, can_be_carried
+from relight.training.state.values.marks import changed, remember
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 
@@ -99,11 +103,43 @@ def test_the_order_of_keys_is_kept() -> None:
     assert list(mine) == ["b", "a"]
 
 
-@pytest.mark.parametrize("kind", ["dict", "list", "set", "deque"])
-def test_a_thread_may_change_a_container_while_its_members_are_looked_at(kind: str) -> None:
-    value: Any = {"dict": {1: 1, 2: 2}, "list": [1, 2], "set": {1, 2}, "deque": deque([1, 2])}[kind]
+class Holder:
+    """Has attributes."""
 
-    members = members_in(kind, value)
-    value.clear()
 
-    assert list(members) == [1, 2]
+@pytest.mark.parametrize("kind", ["dict", "list", "set", "deque", "object"])
+def test_a_thread_may_change_a_value_that_is_looked_at(kind: str) -> None:
+    value: Any = {"dict": {}, "list": [], "set": set(), "deque": deque(), "object": Holder()}[kind]
+    done = threading.Event()
+
+    def change() -> None:
+        turns = itertools.cycle(range(100))
+        while not done.is_set():
+            key = next(turns)
+            if kind in ("dict", "object"):
+                table = value if kind == "dict" else vars(value)
+                table[f"n{key}"] = key
+                if key == 60:
+                    table.clear()
+            elif kind == "set":
+                value.add(key)
+                value.discard(key - 30)
+            else:
+                value.append(key)
+                if key == 60:
+                    value.clear()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(1000):
+            mark = remember(value)
+            changed(mark, value)
+            list(blocks_in(value, ("tensor",)))
+            can_be_carried(value)
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(interval)

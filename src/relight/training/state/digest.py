@@ -74,4 +74,5 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from (getattr(value, field.name, None) for field in dataclasses.fields(value))
     else:
         yield type(value).__qualname__
-        yield from (one for one in getattr(value, "__dict__", {}).values() if isinstance(one, (torch.Tensor, *_ARRAYS)))
+        found = list(getattr(value, "__dict__", {}).values())
+        yield from (one for one in found if isinstance(one, (torch.Tensor, *_ARRAYS)))

@@ -143,7 +143,7 @@ class Survey:
                 self.homes[id(value)] = place
                 attributes = self._attributes_of(value)
                 self.attributes[place] = frozenset(attributes)
-                for name, one in attributes.items():
+                for name, one in list(attributes.items()):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             return
         if kind in ("list", "tuple", "dict", "deque") and holds_objects(value):

@@ -1,7 +1,6 @@
 """The objects that a script handed over, by name, and how to recognize one of them."""
 
 import collections
-import itertools
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from relight.errors import UsageError
 from relight.training.state.handed.schedulers import shows_attributes
 from relight.training.state.modules.slots import Slots
+from relight.training.state.values.kinds import first_of
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.distributed.zero import ZeroOptimizers, is_zero, state_of
 
@@ -93,7 +93,7 @@ def _inner_parts(objects: dict[str, Any]) -> dict[str, Any]:
     known, found, queue = {id(thing) for thing in objects.values()}, {}, list(objects.items())
     for name, thing in queue:
         kinds = (GradScaler, LRScheduler) if shows_attributes(thing) else (GradScaler,)
-        for key, part in getattr(thing, "__dict__", {}).items():
+        for key, part in dict(getattr(thing, "__dict__", {})).items():
             if isinstance(part, kinds) and id(part) not in known:
                 known.add(id(part))
                 found[f"{name}.{key}"] = part
@@ -121,11 +121,9 @@ class Identities:
             return True
         if isinstance(thing, torch.Tensor):
             return self._slots.holds(thing)
-        if depth and isinstance(thing, dict):
-            return any(self.keeps(member, depth - 1) for member in itertools.islice(thing.values(), _MAX_MEMBERS))
-        if depth and isinstance(thing, (list, tuple, set, collections.deque)):
-            return any(self.keeps(member, depth - 1) for member in itertools.islice(thing, _MAX_MEMBERS))
-        return False
+        if not (depth and isinstance(thing, (dict, list, tuple, set, collections.deque))):
+            return False
+        return any(self.keeps(member, depth - 1) for member in first_of(thing, _MAX_MEMBERS))
 
 
 def _ids_of_parts(handed: Handed) -> set[int]:

@@ -8,7 +8,7 @@ import types
 import weakref
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from threading import Lock, RLock, local
 from typing import Any
 
@@ -185,8 +185,8 @@ def base_of(value: Any) -> Any:
 
 
 def items_of(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Keys and values of a dict, without methods of the user's; copied at once, as a thread may change the dict."""
-    return list(base_of(value).items(value))
+    """Keys and values of a dict, without methods of the user's, as they are at one moment."""
+    return _at_once(base_of(value).items, value)
 
 
 def blocks_in(value: Any, kinds: Collection[str], depth: int = _LOOKED_INTO) -> Iterator[Any]:
@@ -203,17 +203,29 @@ def can_be_carried(value: Any, depth: int = _LOOKED_INTO) -> bool:
     """Return whether a value, and what it holds, are of kinds that can be carried."""
     kind = kind_of(value)
     if depth and kind in ("list", "tuple", "deque", "set", "dict", "object", "objects"):
-        return all(can_be_carried(one, depth - 1) for one in itertools.islice(members_in(kind, value), _MOST))
+        return all(can_be_carried(one, depth - 1) for one in members_in(kind, value, _MOST))
     return kind != "opaque"
 
 
-def members_in(kind: str, value: Any) -> Iterable[Any]:
-    """Members of a value of this kind, without methods of the user's; copied at once, as a thread may change it."""
-    if kind == "dict":
-        return list(base_of(value).values(value))
+def members_in(kind: str, value: Any, most: int | None = None) -> list[Any]:
+    """Members of a value of this kind, without methods of the user's, as they are at one moment.
+
+    `most`: no more than so many of them.
+    """
     if kind == "object":
-        return attributes_of(value).values()
-    return value.flat if kind == "objects" else list(base_of(value).__iter__(value))
+        return list(attributes_of(value).values())[:most]
+    return list(value.flat)[:most] if kind == "objects" else first_of(value, most)
+
+
+def first_of(value: Any, most: int | None) -> list[Any]:
+    """Members of a container, of a dict its values, without methods of the user's, as they are at one moment."""
+    base = base_of(value)
+    return _at_once(base.values if issubclass(base, dict) else base.__iter__, value, most)
+
+
+def _at_once(iterate: Callable[[Any], Iterable[Any]], value: Any, most: int | None = None) -> list[Any]:
+    """Copy what a method gives in one call, within which no other thread can change the value."""
+    return list(itertools.islice(itertools.chain.from_iterable(map(iterate, (value,))), most))
 
 
 def refill(mapping: dict[Any, Any], items: Iterable[tuple[Any, Any]]) -> None:

@@ -131,7 +131,8 @@ def changed(mark: Any, value: Any) -> bool:
     if kind == "digest":  # beside it lies the function that digests
         return bool(saved[1](value) != saved[0])
     if kind in ("list", "deque", "tuple", "set"):
-        return bool(base_of(value).__len__(value) != len(saved) or any(map(changed, saved, members_in(kind, value))))
+        members = members_in(kind, value)
+        return len(members) != len(saved) or any(map(changed, saved, members))
     if kind == "objects":
         return any(map(changed, saved, value.flat))
     if kind == "dict":

@@ -5,6 +5,7 @@ that relight does not know of, which the step reads and changes, the second atte
 once, in a job's second step, while little is lost. A failure that comes first puts it off to the next attempt.
 """
 
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,9 +63,10 @@ class RepeatCheck:
     def see_undone(self, lasting: str | None, doubt: str) -> None:
         """The attempt is undone. Raises UsageError for a reason why the next one may end with other bits.
 
-        `doubt`: a reason that ends no job.
+        Where other threads of the script run, such as one that writes statistics, these may have made the change, and
+        no step depend on it: a recovery tells of it, and the job goes on. `doubt`: a reason that ends no job.
         """
-        if lasting is not None:
+        if lasting is not None and not _has_threads_of_script():
             raise UsageError(lasting)
         if doubt:
             self._runtime.notices.doubt(doubt)
@@ -101,6 +103,11 @@ class RepeatCheck:
             "it), or an object that was not handed over: hand it over, declare it (training.carry(...)), or compute it "
             f"from step.number (docs/CARRIED.md). {_of_device()}"
         )
+
+
+def _has_threads_of_script() -> bool:
+    main = threading.main_thread()
+    return any(one is not main and not one.name.startswith("relight") for one in threading.enumerate())
 
 
 def _of_device() -> str:
