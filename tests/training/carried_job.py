@@ -193,8 +193,11 @@ class Job:
 
     def _is_to_be_kept(self) -> bool:
         needs_keeping = self.carried.needs_keeping
-        if (moved := self.carried.moved()) is not None:
+        of_torch, of_script = self.state.settings.moved(), self.carried.moved()
+        if (moved := of_script or of_torch) is not None:
             self._moved = self.version - 1, moved
+            if self.moments and self.moments[-1].version == self.version:  # a survivor tells of a rank lost just there
+                self.moments[-1] = replace(self.moments[-1], told=self.moments[-1].told or moved)
         return needs_keeping
 
     def enter(self, step: JobStep, frame: FrameType) -> None:

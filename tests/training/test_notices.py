@@ -55,6 +55,15 @@ def test_a_thing_is_said_once_whatever_its_words(speaker: Speaker) -> None:
     speaker.hears_nothing()
 
 
+def test_what_is_learnt_after_the_recovery_that_it_makes_doubtful(speaker: Speaker) -> None:
+    """Code between two steps ran after a rank was lost there, and not in its replacement."""
+    speaker.notices.note_recovery(7, "")
+    speaker.notices.doubt_if_lost_after(5, "changed earlier")
+    speaker.hears_nothing()
+    speaker.notices.doubt_if_lost_after(6, "changed there")
+    assert speaker.heard() == doubt("changed there", 7)
+
+
 def test_a_doubt_names_the_step_under_way_or_the_one_that_is_meant(speaker: Speaker) -> None:
     speaker.notices.doubt("one")
     speaker.notices.doubt("other", step=3)

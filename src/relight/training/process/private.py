@@ -55,7 +55,8 @@ class PrivateState:
     def note_moves(self, version: int) -> bool:
         """Return whether what the script carries has changed since it was kept as that of `version`, which is now."""
         needs_keeping = self._carried.needs_keeping
-        if (moved := self._carried.moved()) is not None:
+        of_torch, of_script = self._state.settings.moved(), self._carried.moved()
+        if (moved := of_script or of_torch) is not None:
             self._runtime.notices.doubt_if_lost_after(version - 1, moved)
         return needs_keeping
 

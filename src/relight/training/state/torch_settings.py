@@ -1,4 +1,4 @@
-"""Settings of torch as a whole that a step may change: gradients enabled, default type, precision, threads.
+"""Settings of torch as a whole that a step may change: gradients enabled, default type, threads, kernels.
 
 A step that was interrupted between `torch.set_default_dtype(torch.float64)` and the way back would be repeated with it.
 Weights that autocast has cast are forgotten at the beginning of each step: those that `set_autocast_enabled` leaves
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from relight.device.torch_private import backend_flags, set_backend_flags
 from relight.training.torch_private.script_modes import default_device
 
 
@@ -33,6 +34,10 @@ def _kinds() -> tuple[str, ...]:
     return ("cpu",) if kind is None else ("cpu", kind.type)
 
 
+def _anomalies() -> list[bool]:
+    return [torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()]
+
+
 def _autocast(kind: str) -> list[Any]:
     return [torch.is_autocast_enabled(kind), _name(torch.get_autocast_dtype(kind))]
 
@@ -46,15 +51,22 @@ def _set_autocast(kinds: dict[str, list[Any]]) -> None:
 # Read and set by the thread that trains. Values can be written down.
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
-    "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "anomalies": (_anomalies, lambda found: torch.autograd.set_detect_anomaly(*found)),
     "autocast": (lambda: {kind: _autocast(kind) for kind in _kinds()}, _set_autocast),
     "device": (lambda: _text(default_device()), torch.set_default_device),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "dtype": (lambda: _name(torch.get_default_dtype()), lambda name: torch.set_default_dtype(_dtype(name))),
-    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "flags": (backend_flags, set_backend_flags),
     "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
 }
-_SHARED = ("dtype", "precision", "deterministic")  # whichever thread asks
+_SHARED = ("anomalies", "dtype", "flags", "deterministic")  # whichever thread asks
+_OF_THREAD = tuple(name for name in SETTINGS if name not in _SHARED)
+
+
+_MOVED = (
+    "{names}: changed between two steps, and a rank was lost there: its replacement may train without the change. "
+    "Change them inside the block"
+)
 
 
 class TorchSettings:
@@ -62,11 +74,26 @@ class TorchSettings:
 
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
+        self._after: dict[str, Any] = {}  # those that all threads share, as the last step left them
+        self._now: dict[str, Any] = {}  # the same, if no code of the script has run since
 
     def begin(self) -> None:
         """Begin a step."""
-        self._before = {name: read() for name, (read, _) in SETTINGS.items()}
+        self._before = {name: SETTINGS[name][0]() for name in _OF_THREAD} | (self._now or shared_settings())
+        self._now = {}
         torch.clear_autocast_cache()
+
+    def commit(self) -> None:
+        """The step counts."""
+        self._now = {}
+        self._after = shared_settings()
+
+    def moved(self) -> str | None:
+        """Return why a rank that was lost since the last step ended lacks a change, if there was one; once."""
+        before, now = self._after, shared_settings() if self._after else {}
+        self._after = self._now = now
+        names = sorted(f"torch's {name}" for name, value in before.items() if now[name] != value)
+        return _MOVED.format(names=", ".join(names)) if names else None
 
     def roll_back(self) -> None:
         """Make them what they were when the step began."""

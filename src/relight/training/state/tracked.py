@@ -36,7 +36,7 @@ from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.replica import Replica
 from relight.training.state.shared_memory import groups_in
-from relight.training.state.torch_settings import shared_settings
+from relight.training.state.torch_settings import TorchSettings, shared_settings
 from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.distributed.ddp import wrappers_made
 from relight.training.torch_private.distributed.mesh import is_distributed
@@ -79,6 +79,7 @@ class TrackedState:
         self.rank_private = RankPrivate(handed, slots, self.attributes, self.averages)
         self.replica = Replica(handed, slots, self.division, self.members, self.rank_private)
         self.identities = Identities(handed, slots, self.zero)
+        self.settings = TorchSettings()
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         own = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
         self._own_parameters = [parameter for module in own for parameter in module.parameters()]

@@ -6,7 +6,6 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.state.modules.parameter_attributes import ParameterAttributes
-from relight.training.state.torch_settings import TorchSettings
 from relight.training.transaction.data_access import DataAccess
 from relight.training.transaction.images import FlagImages, ObjectImages, OptimizerImages, TensorImages
 
@@ -25,7 +24,7 @@ class StepImages:
         self._slots = state.slots
         self._access = access
         self._attributes = state.attributes
-        self._settings = TorchSettings()
+        self._settings = state.settings
         self._parameter_attributes = ParameterAttributes(state.parameters)
         self._flags = FlagImages(state.parameters, access)
         self.tensors = TensorImages(state.slots)
@@ -50,6 +49,7 @@ class StepImages:
     def commit(self) -> None:
         """The step counts. Copies of tensors are left to `ImagePlan`."""
         self._attributes.commit()
+        self._settings.commit()
         self.optimizers.drop()
         self._objects.drop()
 

@@ -16,6 +16,7 @@ class Notices:
         self._worker = worker
         self._faults = faults
         self.said: dict[str, str] = {}  # texts by key
+        self._went_back_to = -1  # the version of the newest recovery
         self.doubts: dict[str, BitsDoubted] = {}  # by reason
         self.doubts_of_job: tuple[str, ...] = ()  # those of all ranks, as of the newest recovery
         self._risk = (-1, "")  # the newest step after which a recovery makes this a doubt
@@ -39,11 +40,14 @@ class Notices:
         self._link.send(doubt)
 
     def doubt_if_lost_after(self, step: int, reason: str) -> None:
-        """Doubt, if a recovery goes back to where this step has just ended, or before that."""
+        """Doubt, if a recovery goes back to where this step has just ended, or before that, or has just done so."""
         self._risk = step, reason
+        if self._went_back_to == step + 1:
+            self.doubt(reason)
 
     def note_recovery(self, version: int, standing_risk: str) -> None:
         """All ranks resume from `version`. `standing_risk`: why any recovery makes the bits doubtful, if it does."""
+        self._went_back_to = version
         if standing_risk:
             self.doubt(standing_risk)
         step, reason = self._risk
