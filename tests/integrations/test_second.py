@@ -35,6 +35,7 @@ TWICE = {
     "in functions": (
         "def train(x):\n    a = Trainer()\n    a.train()\ndef main():\n    train(1)\n    y = train(2)\nmain()\n", 6,
     ),
+    "in one line": ("a = Trainer(); a.train(); a.train()\n", 1),
     "in a with": ("import contextlib\na = Trainer()\na.train()\nwith contextlib.nullcontext():\n    a.train()\n", 4),
 }  # fmt: skip
 ONCE = {
@@ -53,6 +54,7 @@ ONCE = {
     "a function that decides": (
         "def main(x):\n    if x == 1:\n        Trainer().train()\nfor x in (1, 2):\n    main(x)\n"
     ),
+    "in one line": "a = Trainer(); a.train(); Model().train()\n",
     "defined only": "a = Trainer()\ndef again():\n    a.train()\na.train()\n",
 }
 

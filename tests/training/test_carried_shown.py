@@ -143,11 +143,38 @@ def test_one_that_is_only_exchanged_does_not(changes: str, tmp_path: Path) -> No
     assert run_script(late(1, changes), second, tmp_path) == first.until
 
 
-def test_one_that_is_made_late_is_said_and_the_job_goes_on(tmp_path: Path) -> None:
+AVERAGE = """
+class Average:
+    def __init__(self, model):
+        self.model, self.count = copy.deepcopy(model), 0
+    def update(self):
+        self.count += 1
+        [each.data.mul_(0.5) for each in self.model.parameters()]
+
+class Callback:"""
+
+
+def averaged(made: int) -> str:
+    """The module is in an object of the script's, which the step makes with it."""
+    script = late(made, "self.ema.update()").replace("self.ema = copy.deepcopy(model)", "self.ema = Average(model)")
+    return script.replace("\nclass Callback:", AVERAGE)
+
+
+def test_an_object_with_a_module_that_a_first_step_makes_ends_the_job(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"callback\.ema, a .*Average that a step has made, changes from step to step"):
+        run_script(averaged(1), Loop(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "script", [late(6, IN_PLACE), averaged(6), averaged(8), averaged(9)], ids=["module", "object", "seen next", "seen"]
+)
+def test_one_that_is_made_late_is_said_and_the_job_goes_on(script: str, tmp_path: Path) -> None:
+    """A replacement has none, and the report says that the bits are not known."""
     first = Loop(until=20)
-    assert run_script(late(6, IN_PLACE), first, tmp_path) == first.until
+    assert run_script(script, first, tmp_path) == first.until
+    assert any("callback.ema changes from step to step" in text for text in first.said)
     second = Loop(until=20, begins_at=18, tree=decode_tree(first.kept[18]))
-    assert run_script(late(6, IN_PLACE), second, tmp_path) == first.until
+    assert run_script(script, second, tmp_path) == first.until
 
 
 def test_a_name_that_is_found_at_the_barrier_was_not_changed_after_it(tmp_path: Path) -> None:

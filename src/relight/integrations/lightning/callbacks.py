@@ -5,7 +5,7 @@ something in the second step, which is computed twice: relight itself would find
 """
 
 import functools
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from typing import Any
 
 import torch
@@ -27,15 +27,18 @@ _PLAIN, _MADE, _OTHER = range(3)  # items of a list: a value, a thing with an en
 Way = tuple[Any, ...]  # attributes, keys and places on the way to an object
 
 
-def state_of(callback: Callback) -> list[tuple[Way, str, Any]]:
-    """Return copies of what a callback holds: the way to each object or list, its kind, and its contents."""
+def state_of(callback: Callback, left: Collection[str] = ()) -> list[tuple[Way, str, Any]]:
+    """Return copies of what a callback holds: the way to each object or list, its kind, and its contents.
+
+    `left`: attributes that are left out.
+    """
     if isinstance(callback, _SHOW):
         return []
     said = {name for name, value in vars(callback).items() if says_itself(callback, name, value)}
     return [
         (way, kind, _contents(kind, thing))
         for way, kind, thing in _things_in(callback)
-        if kind != _MODULE and (not way or way[0] not in said)
+        if kind != _MODULE and (not way or way[0] not in said.union(left))
     ]
 
 

@@ -7,6 +7,7 @@ were logged and not yet reduced, what hooks of the next step are given, and the 
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from relight.integrations.lightning import callbacks
 from relight.integrations.lightning.effects import Effects
 from relight.integrations.lightning.values import compact, copied, expand, has_tensors, is_plain, moved
-from relight.integrations.trainers.own_names import Show, names_in
+from relight.integrations.trainers.own_names import MadeIn, Show, names_in
 from relight.integrations.trainers.refused import lightning as refused
 from relight.integrations.trainers.updates import Reader
 
@@ -29,6 +30,11 @@ _META = (
     *("add_dataloader_idx", "dataloader_idx", "metric_attribute"),
 )
 _FIRST_STEPS = 3
+_OF_STEPS = ("on_", "training_step", "validation_step", "optimizer_step", "backward", "configure_gradient_clipping")
+_BESIDE_STEPS = (
+    *("on_fit_", "on_train_start", "on_train_end", "on_exception", "on_load_checkpoint"),
+    *("on_sanity_check_", "on_test_", "on_predict_", "on_gpu"),
+)
 _LOGGED = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -129,6 +135,7 @@ class RankProgress:
         self._effects = effects
         self._step = step
         self._late = ""  # a module that a callback has made in a step
+        self._left: list[set[str]] = [set() for _ in trainer.callbacks]  # attributes that hold such modules
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet(trainer.lightning_module.modules())
         for callback in trainer.callbacks:
             self._known.update(module for _, module in callbacks.modules_of(callback))
@@ -138,7 +145,7 @@ class RankProgress:
         if reader is not None:
             self._data |= {"train_dataset": reader.shown, "collate_fn": reader.collate}
 
-    def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
+    def join_training(self, show: Show, expect_writes: Callable[[], None], made_in: MadeIn) -> None:
         """Leave to relight what callbacks of the script's own classes hold, but for modules that their state_dict says.
 
         Keep it from what this object keeps, where the Trainer is of a class of the script's own. `expect_writes`
@@ -162,6 +169,8 @@ class RankProgress:
             for name, value in vars(callback).items() if not is_own(callback) else ():
                 if callable(value):  # of a LambdaCallback
                     show(f"callbacks[{number}].{name}", value, lambda _name, _value: False)
+        if made := made_in(*_hooks_of(self._trainer)):
+            raise refused.LATE_LAYER.error(refused.BY, made)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies. Raises UsageError: one of the first steps has made a module that a callback holds."""
@@ -173,7 +182,7 @@ class RankProgress:
             "logged": {name: copied(getattr(connector, name)) for name in _LOGGED},
             "place": [connector._first_loop_iter, connector._current_fx],
             "should_stop": trainer.should_stop,
-            "callbacks": [callbacks.state_of(each) for each in trainer.callbacks],
+            "callbacks": list(map(callbacks.state_of, trainer.callbacks, self._left)),
             "late": self._late,
             "effects": self._effects.state_dict(),
             "pending": copied(self._pending()),
@@ -202,20 +211,30 @@ class RankProgress:
         return self._late
 
     def _look_for_late_modules(self) -> None:
-        for callback in () if self._late else filter(is_own, self._trainer.callbacks):
-            for way, module in callbacks.modules_of(callback, self._known):
+        for number, callback in enumerate(self._trainer.callbacks):
+            for way, module in callbacks.modules_of(callback, self._known) if is_own(callback) else ():
                 if callbacks.says_itself(callback, str(way[0]), module) and has_tensors(callback.state_dict()):
                     continue
                 self._known.update(self._trainer.lightning_module.modules())  # it may be a new part of the model
                 if any(each in self._known for each in module.modules()):
                     continue
+                self._known.update(module.modules())
                 place = f"{type(callback).__qualname__}.{'.'.join(map(str, way))}"
                 error = refused.LATE_MODULE.error(refused.BY, f"a step has made the module of callback {place}")
                 if self._step() < _FIRST_STEPS:
                     raise error
-                self._late = str(error)
-                rank_zero_warn(f"{error}. Otherwise the bits are not vouched for after a failure")
-                return
+                self._left[number].add(str(way[0]))
+                if not self._late:
+                    self._late = str(error)
+                    rank_zero_warn(f"{error}. Otherwise the bits are not vouched for after a failure")
+
+
+def _hooks_of(trainer: Any) -> tuple[list[MethodType], dict[str, Any]]:
+    """Return the methods of the module and of callbacks that steps call, and what Lightning gives to them."""
+    module = trainer.lightning_module
+    names = [name for name in dir(module) if name.startswith(_OF_STEPS) and not name.startswith(_BESIDE_STEPS)]
+    hooks = [getattr(each, name, None) for each in (module, *trainer.callbacks) for name in names]
+    return [each for each in hooks if isinstance(each, MethodType)], {"pl_module": module, "trainer": trainer}
 
 
 def _is_kept_here(callback: Callback, name: str, value: Any) -> bool:

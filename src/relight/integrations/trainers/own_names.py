@@ -1,8 +1,8 @@
 """Attributes that a framework's own classes use, as opposed to those that a script's subclass adds."""
 
 import inspect
-from collections.abc import Callable
-from types import CodeType
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, MethodType
 from typing import Any, Protocol
 
 
@@ -15,6 +15,12 @@ class Show(Protocol):
     def __call__(
         self, name: str, thing: Any, keeps: Callable[[str, Any], bool], /, *, of_library: bool = False
     ) -> bool: ...
+
+
+class MadeIn(Protocol):
+    """Describes what hooks make in a step, and a replacement could not get; empty: nothing is known."""
+
+    def __call__(self, hooks: Sequence[MethodType], given: Mapping[str, Any], /) -> str: ...
 
 
 def names_in(kind: type, package: tuple[str, ...]) -> set[str]:

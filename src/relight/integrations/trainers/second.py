@@ -76,9 +76,11 @@ def _way_in(frame: FrameType) -> list[tuple[list[ast.stmt], int]]:
     """The blocks that lead to the line of a frame, from the outermost one, with the place of the statement in each."""
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     try:
-        return list(_way(_body_of(ast.parse(source), frame.f_code), frame.f_lineno))
+        body = _body_of(ast.parse(source), frame.f_code)
     except SyntaxError:
         return []
+    column = list(frame.f_code.co_positions())[frame.f_lasti // 2][2]
+    return list(_way(body, (frame.f_lineno, column or 0)))
 
 
 def _second_line(way: list[tuple[list[ast.stmt], int]], frame: FrameType, call: _Call) -> int | None:
@@ -139,15 +141,16 @@ def _body_of(tree: ast.Module, code: CodeType) -> list[ast.stmt]:
     return tree.body if code.co_name == "<module>" else []
 
 
-def _way(body: list[ast.stmt], line: int) -> Iterator[tuple[list[ast.stmt], int]]:
-    """Yield the blocks that lead to a line."""
+def _way(body: list[ast.stmt], place: tuple[int, int]) -> Iterator[tuple[list[ast.stmt], int]]:
+    """Yield the blocks that lead to a line and column; a line may have several statements."""
     for at, statement in enumerate(body):
-        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+        end = statement.end_lineno or statement.lineno, statement.end_col_offset or 0
+        if (statement.lineno, statement.col_offset) <= place < end:
             yield body, at
             for field in ("body", "orelse", "finalbody"):
-                yield from _way(getattr(statement, field, []), line)
+                yield from _way(getattr(statement, field, []), place)
             for handler in getattr(statement, "handlers", []):
-                yield from _way(handler.body, line)
+                yield from _way(handler.body, place)
 
 
 def _certain(statement: ast.AST) -> Iterator[ast.AST]:

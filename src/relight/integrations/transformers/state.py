@@ -8,13 +8,21 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import fields
+from types import MethodType
 from typing import Any
 
 import torch
 from transformers.integrations import INTEGRATION_TO_CALLBACK
-from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import (
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
-from relight.integrations.trainers.own_names import Show, names_in
+from relight.integrations.trainers.own_names import MadeIn, Show, names_in
+from relight.integrations.trainers.refused import transformers as refused
 from relight.integrations.transformers.logs import Logs
 from relight.script_files import is_script_file
 
@@ -22,6 +30,7 @@ _OF_RANK = {"is_local_process_zero", "is_world_process_zero", "stateful_callback
 _REPORTERS = (PrinterCallback, ProgressCallback, *INTEGRATION_TO_CALLBACK.values())
 _LIBRARIES = ("transformers.", "trl.")
 _CALLED = ("data_collator", "compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics")
+_BESIDE_STEPS = ("on_init_end", "on_train_begin", "on_train_end", "on_predict")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -78,7 +87,7 @@ class RankProgress:
         self._left: set[int] = set()  # objects of the script's own classes, by `id`
         self._librarys = names_in(type(trainer), _LIBRARIES)
 
-    def join_training(self, show: Show, expect_writes: Callable[[], None]) -> None:
+    def join_training(self, show: Show, expect_writes: Callable[[], None], made_in: MadeIn) -> None:
         """Leave to relight what objects of the script's own classes hold, but for the Trainer's own attributes.
 
         `expect_writes` announces code that may exchange weights, and runs in few steps.
@@ -98,6 +107,8 @@ class RankProgress:
             show(name, getattr(trainer, name, None), lambda _name, _value: False)
         if show("trainer", trainer, self._keeps):
             self._left.add(id(trainer))
+        if made := made_in(*_hooks_of(trainer)):
+            raise refused.LATE_LAYER.error(refused.BY, made)
 
     def _keeps(self, name: str, value: Any) -> bool:
         return name in self._librarys and (_is_plain(value) or _is_librarys(value))
@@ -131,6 +142,15 @@ class RankProgress:
         for callback, attributes in zip(trainer.callback_handler.callbacks, saved["callbacks"], strict=True):
             for name, value in attributes.items():
                 setattr(callback, name, _like(vars(callback).get(name), value))
+
+
+def _hooks_of(trainer: Any) -> tuple[list[MethodType], dict[str, Any]]:
+    """Return the methods that steps call, and what the Trainer gives to them."""
+    names = [name for name in dir(TrainerCallback) if name.startswith("on_") and name not in _BESIDE_STEPS]
+    hooks = [getattr(callback, name) for callback in trainer.callback_handler.callbacks for name in names]
+    own = [getattr(trainer, name) for name in ("training_step", "compute_loss", "get_batch_samples", "log")]
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    return [*own, *hooks], {"model": trainer.model, "args": trainer.args, "optimizer": optimizer}
 
 
 def _names(kind: Any) -> list[str]:

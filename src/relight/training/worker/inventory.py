@@ -163,9 +163,9 @@ def take_inventory(
 
 
 def _join_integrations(state: TrackedState, carried: Carried, transaction: Transaction) -> None:
-    """Tell what an integration has handed over how to show objects of the script's, and to announce writes."""
+    """Tell what an integration has handed over how to show objects of the script's, announce writes, and read hooks."""
     for thing in _integrations(state):
-        thing.join_training(carried.show, transaction.before_unusual_writes)
+        thing.join_training(carried.show, transaction.before_unusual_writes, carried.made_in)
 
 
 def _integrations(state: TrackedState) -> list[Any]:

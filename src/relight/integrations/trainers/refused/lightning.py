@@ -84,6 +84,12 @@ CALLBACK = (
         _has_several_sizes,
     ),
 )
+LATE_LAYER = Refusal(
+    "a hook that puts a layer into the LightningModule in a step (`self.teacher = copy.deepcopy(self.net)`), or makes "
+    "an optimizer or an AveragedModel",
+    "a replacement has what the script builds before training begins, and would have no place for it",
+    "make it in __init__, configure_model or on_fit_start, and let a flag say from when it is used",
+)
 LATE_MODULE = Refusal(
     "a callback of yours that makes a module in a step (a copy of the model, say)",
     "a replacement has none, and modules are handed over as training begins",
@@ -155,6 +161,6 @@ BATCH = Refusal(
     when="in the first step",
 )
 TABLE = (
-    *TRAINER, *CALLBACK, LATE_MODULE, NO_LENGTH, OWN_FETCHING, NO_OPTIMIZER, SECOND, OTHER_VERSION,
+    *TRAINER, *CALLBACK, LATE_MODULE, LATE_LAYER, NO_LENGTH, OWN_FETCHING, NO_OPTIMIZER, SECOND, OTHER_VERSION,
     TWO, DEVICES, OF_DDP, SKIPPED, LATE_SCHEDULE, ACCUMULATED, BATCH, LATE_CHANGE,
 )  # fmt: skip

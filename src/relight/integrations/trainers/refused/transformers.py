@@ -101,10 +101,28 @@ EPOCH_STOP = Refusal(
     "set should_training_stop, or make the epoch shorter",
     when=WHEN_MET,
 )
+LATE_LAYER = Refusal(
+    "a callback that puts a layer into the model in a step (`model.head = nn.Linear(...)`), or makes an optimizer or "
+    "an AveragedModel (`if state.global_step == 6: self.average = AveragedModel(model)`)",
+    "a replacement has what the script builds before training begins, and would have no place for it",
+    "make it in the model's __init__ or on_train_begin, and let a flag say from when it is used",
+)
 LATE_MODULE = Refusal(
     "a callback or Trainer of yours that makes a module in a step (`copy.deepcopy(model)` in the first `on_step_end`)",
     "a replacement has none, and modules are handed over as training begins",
     "make it in __init__ or on_train_begin, or keep a dict of tensors",
     when="in the first steps; later only said, and the bits are not vouched for after a failure",
 )
-TABLE = (*TRAINER, SEARCH, LATE_MODULE, OWN_LOOP, SECOND, ITERABLE, DISPATCHED, INITIALIZED, EPOCH_STOP, LATE_CHANGE)
+TABLE = (
+    *TRAINER,
+    SEARCH,
+    LATE_MODULE,
+    LATE_LAYER,
+    OWN_LOOP,
+    SECOND,
+    ITERABLE,
+    DISPATCHED,
+    INITIALIZED,
+    EPOCH_STOP,
+    LATE_CHANGE,
+)

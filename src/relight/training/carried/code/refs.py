@@ -103,10 +103,20 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
     value = static_attribute(owner, name)
     if isinstance(owner, torch.Tensor):
         return part_of(base) if name in ("data", "T", "mT", "real", "imag") else Ref(None, value)
+    value = _setting_of(owner, name, value)
     if isinstance(value, property) or (is_foreign(owner) and not is_added(owner, name)):
         return Ref(None, UNKNOWN if isinstance(value, property) else value)
     place = (*base.place, ("attribute", name, "")) if base.place else None
     return Ref(("attribute", id(owner), name), value, place)
+
+
+def _setting_of(owner: Any, name: str, value: Any) -> Any:
+    """A value that a module of Lightning keeps as a hyperparameter: there a property, and a dict, stand before it."""
+    if name == "hparams" and isinstance(owner, nn.Module) and isinstance(value, property):
+        return vars(owner).get("_hparams", value)
+    if value is UNKNOWN and type(owner).__name__ == "AttributeDict" and isinstance(owner, dict):
+        return dict.get(owner, name, UNKNOWN)
+    return value
 
 
 def is_own_optimizer(value: Any) -> bool:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from relight.training.carried.code.refs import Place, describe, is_iterator
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.compare import Comparison
-from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, Kept
+from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, NEVER, Kept
 from relight.training.carried.finding.late_modules import LateModules
 from relight.training.carried.finding.loop import Loop
 from relight.training.carried.finding.places import is_through_function, key_of, place_of
@@ -24,7 +25,7 @@ from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
 from relight.training.state.values.kinds import kind_of
-from relight.training.state.values.marks import changed, remember
+from relight.training.state.values.marks import Mark, changed, remember
 
 _INCOMPLETE = (
     "the values that the loop can reach are too many, or too large, to compare all of them (docs/CARRIED.md). A change "
@@ -94,7 +95,7 @@ class Catalog:
         seen: bool = False,
         after_write: bool = False,
         is_left: bool = False,
-        mark: Any = None,
+        mark: Any = NEVER,
     ) -> Kept | None:
         """Carry a place from now on. None: it is left out, is not there, or is kept otherwise.
 
@@ -111,13 +112,13 @@ class Catalog:
         one, value = Kept(key, name, where, spot, feeds, late, is_left, seen=seen, after_write=after_write), spot.get()
         if value is not MISSING:
             if self.is_foreign(value) and not late:  # nothing to carry until it stands for something else
-                self._stands_for.setdefault(key, (one, self.mark_of(value, one) if mark is None else mark))
+                self._stands_for.setdefault(key, (one, self.mark_of(value, one) if mark is NEVER else mark))
                 return None
             if self.is_of_data(value):
                 return None
         _write_down_once(place, self.kept)
         self.kept[key] = one
-        self.homes.add(key, value if mark is None else mark)
+        self.homes.add(key, value if mark is NEVER else mark)
         return one
 
     def receive(self, place: Place) -> tuple[Kept | None, Spot]:
@@ -147,8 +148,14 @@ class Catalog:
         """A value that cannot be written down. Raises UsageError if the code shows that it decides a step."""
         if one.decides and not one.seen and not self.is_foreign(value):
             raise one.refusal(why)
-        self._late.note(one.key, value, self.comparison.number)
+        if isinstance(value, nn.Module) or self.is_late(one, value):
+            self._late.note(one.key, value, self.comparison.number)
         self.leave_out(one, why)
+
+    def is_late(self, one: Kept, value: Any) -> bool:
+        """Return whether a value is an object of the script's that a step has made where there was none."""
+        is_new = kind_of(value) == "object" and self.homes.name_of(value) is None
+        return is_new and not (isinstance(one.mark, Mark) and one.mark.kind == "object")
 
     def divide(self, one: Kept, can_be_written: Callable[[Kept, Any], bool]) -> None:
         """Carry the attributes of an object, a trainer say, that cannot be written down whole; others must stay."""
@@ -200,7 +207,9 @@ class Catalog:
         for place in self.comparison.begin(number, self.is_covered, self.unrepeatable.see):
             if self._late.has(place, number, is_first=False):
                 continue  # it was left out, and that was said
-            if not self.is_covered(place) and (one := self.keep(place, seen=True)) is not None:
+            spot = self._spots.find(place)
+            was = None if spot is not None and kind_of(spot.get()) == "object" else NEVER  # else it has its home
+            if not self.is_covered(place) and (one := self.keep(place, seen=True, mark=was)) is not None:
                 one.noticed = number - 1  # a step before this one has changed it
         self.unrepeatable.begin_step(is_looked_at=self.comparison.is_due)
         if self.comparison.is_incomplete:
@@ -213,7 +222,7 @@ class Catalog:
         """
         step, is_first, new = self.comparison.number - between, self.comparison.is_first, []
         for change in self.comparison.changes(self.is_covered, settings=not early):
-            if change.module is not None and self._late.has(change.place, step, is_first=is_first):
+            if self._late.has(change.place, step, is_first=is_first):
                 continue  # it was left out, and that was said
             if change.module is not None and change.nbytes > MOST_MODULE_BYTES:
                 raise refusals.of_module_by_values(describe(change.module), change.place[-1][1])

@@ -1,9 +1,8 @@
-"""Modules that a step has made, and that were not handed over: a replacement has none in their place."""
+"""Modules that a step has made, also in objects that it made: a replacement has none in their place."""
 
+import contextlib
 import weakref
 from typing import Any
-
-from torch import nn
 
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding import refusals
@@ -19,8 +18,8 @@ class LateModules:
         self._known: dict[str, tuple[weakref.ref[Any], int]] = {}  # what stands in a place, and the step that put it
 
     def note(self, key: str, value: Any, step: int) -> None:
-        """A value that stands in this place now was left out."""
-        if isinstance(value, nn.Module):
+        """A module, or an object with one, that stands in this place now was left out."""
+        with contextlib.suppress(TypeError):  # an object with slots, to which there are no weak references
             self._known[key] = weakref.ref(value), step
 
     def has(self, place: Place, step: int, *, is_first: bool) -> bool:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from relight.training.carried.code.refs import UNKNOWN, Key, Ref
 from relight.training.carried.reading.flow import Use
 from relight.training.carried.reading.syntax import known
+from relight.training.torch_private.modules import modules_in
 
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
@@ -68,16 +70,29 @@ class Making:
         self._kept: dict[Key, list[Made]] = {}
         self._calls: dict[ast.expr, type] = {}  # that return something made
         self._layers: list[tuple[Key, Made]] = []
+        self._made_again: set[Key] = set()  # of these: one is there before the first step, or has no tensors
         self._never: list[frozenset[Key]] = []  # around the statement that is read
+        # Attributes that steps may set on modules; None: not known, so none has the value that it has now.
+        self.set_on_modules: frozenset[str] | None = None
 
     def kept_at(self, key: Key) -> Made | None:
         """Return what steps may make and keep in a place."""
         return next((made for made in self._kept.get(key, ()) if made.may_be(self._reading.flow.writes)), None)
 
-    def new_layer(self) -> Made | None:
-        """Return a layer that some steps make, and put into a module which was handed over."""
+    def new_layer(self, *, is_absent: bool = False) -> Made | None:
+        """Return a layer that some steps make, and put into a module which was handed over.
+
+        `is_absent`: none is there, and it has tensors; False: also one instead of another.
+        """
         flow = self._reading.flow
-        return next((made for key, made in self._layers if made.may_be(flow.writes) and flow.may_remain(key)), None)
+        layers = [(key, made) for key, made in self._layers if not (is_absent and key in self._made_again)]
+        return next((made for key, made in layers if made.may_be(flow.writes) and flow.may_remain(key)), None)
+
+    def new_writer(self) -> Made | None:
+        """Return an optimizer or average that some steps make and keep, other than in local variables."""
+        lasting = (made for key, every in self._kept.items() if key[0] in ("attribute", "global") for made in every)
+        writers = (made for made in lasting if issubclass(made.kind, (torch.optim.Optimizer, AveragedModel)))
+        return next((made for made in writers if made.may_be(self._reading.flow.writes)), None)
 
     @property
     def never(self) -> tuple[frozenset[Key], ...]:
@@ -127,10 +142,17 @@ class Making:
 
     def _keep(self, target: ast.expr, kind: type | None, node: ast.expr) -> None:
         owner = known(self._reading.refer(target.value)) if isinstance(target, ast.Attribute) else None
-        if kind is not None and isinstance(owner, nn.Module) and self._reading.is_foreign(owner):
+        if (
+            isinstance(target, ast.Attribute)
+            and kind
+            and isinstance(owner, nn.Module)
+            and self._reading.is_foreign(owner)
+        ):
             key = ("layer", id(owner), ast.unparse(target))
             where = self._reading.at(node)
             self._layers.append((key, Made(kind, *where, self.never, ast.unparse(target))))
+            if isinstance(modules_in(owner).get(target.attr), nn.Module) or self._is_stateless(kind, node):
+                self._made_again.add(key)
             self._reading.flow.write(Ref(key), where)
         self._keep_at(self._reading.into(target), kind, node)
 
@@ -188,5 +210,11 @@ class Making:
         refs = [self._reading.refer(each) for each in ast.walk(node) if isinstance(each, (ast.Name, ast.Attribute))]
         keys = frozenset(one.key for ref in refs for one in (ref, ref.alias) if one is not None and one.key is not None)
         ref = self._reading.refer(node)
-        is_told = isinstance(known(ref), _PLAIN) and (ref.key is not None or isinstance(node, ast.Constant))
-        return (known(ref) if is_told else UNKNOWN), keys
+        has_place = ref.key is not None or isinstance(node, ast.Constant) or self._stays(node)
+        return (known(ref) if has_place and isinstance(known(ref), _PLAIN) else UNKNOWN), keys
+
+    def _stays(self, node: ast.expr) -> bool:
+        """Return whether this is an attribute of a module that no step sets."""
+        if self.set_on_modules is None or not isinstance(node, ast.Attribute) or node.attr in self.set_on_modules:
+            return False
+        return isinstance(known(self._reading.refer(node.value)), nn.Module)
