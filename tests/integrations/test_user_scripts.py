@@ -58,6 +58,8 @@ ALONE_DIFFERS = {
 REFUSED = {
     ("trainers.py", "iterable"): "the training data is an IterableDataset",
     ("trainers.py", "ema_module"): "that a step has made, changes from step to step",
+    ("trainers.py", "late_average"): "AveragedModel (trainers.py:",
+    ("modules.py", "late_teacher"): "self.teacher (modules.py:",
     ("trainers.py", "twice"): "a second `train()` in a process",
     ("trainers.py", "finds_batch_size"): "`auto_find_batch_size=True`",
     ("modules.py", "swa"): "use WeightAveraging",

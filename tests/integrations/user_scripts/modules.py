@@ -152,6 +152,19 @@ def byol():
     fit(model, own=lambda: [model.decay])
 
 
+def late_teacher():
+    """A teacher that a hook makes when a later epoch begins."""
+
+    class Module(Base):
+        teacher = None
+
+        def on_train_epoch_start(self):
+            if self.current_epoch == 2:
+                self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+
+    fit(Module())
+
+
 def containers():
     """Attributes of a module in many kinds of containers."""
 

@@ -496,6 +496,19 @@ def ema_module():
     finish(made, callback.ema.state_dict())
 
 
+def late_average():
+    """An average that begins in a later step, and is made there."""
+
+    class Callback(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 6:
+                self.average = torch.optim.swa_utils.AveragedModel(model)
+            if state.global_step >= 6:
+                self.average.update_parameters(model)
+
+    train(trainer(callbacks=[Callback()]))
+
+
 def ema_optimizer_step():
     """An average updated right after the write, in on_optimizer_step, swapped in for evaluation by callbacks."""
 

@@ -6,16 +6,14 @@ in a replacement.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType, MethodType
+from types import FrameType
 from typing import Any
 
-from relight.training.carried.code.source import short
 from relight.training.carried.doubts import Doubts
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.search import Search
 from relight.training.carried.finding.spots.spot import is_empty
 from relight.training.carried.rank_values import RankValues
-from relight.training.carried.reading.hooks import made_in
 from relight.training.carried.succession import Adoption, Keeper
 from relight.training.carried.undo import Undo
 from relight.training.carried.values.parts import Parts
@@ -57,7 +55,7 @@ class Carried:
         self._loop = self._catalog.loop
         self._spots = self._loop.spots
         self._spots.data = data
-        self.show = self._spots.show
+        self.show, self.made_in = self._spots.show, self._search.made_in
         self._undo = Undo(self._catalog)
         self.doubts = Doubts(self._catalog)
         self._keeper = Keeper(self._catalog, is_id)
@@ -72,14 +70,6 @@ class Carried:
     def declare(self, *things: Any, ignore: Sequence[str] = ()) -> None:
         """Carry these too: names as strings, as the loop's function sees them (`"h"`, `"self.mean"`), or objects."""
         self._search.declare(things, ignore)
-
-    def made_in(self, hooks: Sequence[MethodType], given: Mapping[str, Any]) -> str:
-        """Describe what methods make which steps call, and no replacement could get; empty: nothing is known.
-
-        `given`: what the methods get, by the names of their parameters.
-        """
-        made = made_in(hooks, given, self._catalog.is_foreign)
-        return f"{made.layer or made.kind.__name__} ({short(made.file)}:{made.line})" if made is not None else ""
 
     @property
     def may_leave(self) -> bool:

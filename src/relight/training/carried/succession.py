@@ -127,7 +127,7 @@ class Keeper:
             if not one.is_written or one.was_tried:
                 continue
             one.was_tried, value = True, one.spot.get()
-            is_whole = kind_of(value) != "object" or self._catalog.is_late(one, value)
+            is_whole = kind_of(value) != "object" or one.is_late(value, self._catalog.homes)
             if _is_class_at_home(one, value) or not (is_whole or self._can_be_written(one, value)):
                 self._catalog.divide(one, self._can_be_written)
 

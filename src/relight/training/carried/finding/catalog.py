@@ -25,7 +25,7 @@ from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
 from relight.training.state.values.kinds import kind_of
-from relight.training.state.values.marks import Mark, changed, remember
+from relight.training.state.values.marks import changed, remember
 
 _INCOMPLETE = (
     "the values that the loop can reach are too many, or too large, to compare all of them (docs/CARRIED.md). A change "
@@ -148,14 +148,9 @@ class Catalog:
         """A value that cannot be written down. Raises UsageError if the code shows that it decides a step."""
         if one.decides and not one.seen and not self.is_foreign(value):
             raise one.refusal(why)
-        if isinstance(value, nn.Module) or self.is_late(one, value):
+        if isinstance(value, nn.Module) or one.is_late(value, self.homes):
             self._late.note(one.key, value, self.comparison.number)
         self.leave_out(one, why)
-
-    def is_late(self, one: Kept, value: Any) -> bool:
-        """Return whether a value is an object of the script's that a step has made where there was none."""
-        is_new = kind_of(value) == "object" and self.homes.name_of(value) is None
-        return is_new and not (isinstance(one.mark, Mark) and one.mark.kind == "object")
 
     def divide(self, one: Kept, can_be_written: Callable[[Kept, Any], bool]) -> None:
         """Carry the attributes of an object, a trainer say, that cannot be written down whole; others must stay."""

@@ -5,6 +5,9 @@ from typing import Any
 
 from relight.errors import UsageError
 from relight.training.carried.finding.spots.spot import Spot
+from relight.training.carried.values.homes import Homes
+from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.marks import Mark
 
 MOST_BYTES = 32 * 2**20  # of what decides a step; half of the room for rank-private state
 MOST_LOG_BYTES = 64 * 1024  # of each value that is only accumulated or shown
@@ -61,6 +64,11 @@ class Kept:
     def decides(self) -> bool:
         """True if a later step may be another one without it."""
         return self.feeds and not self.is_left
+
+    def is_late(self, value: Any, homes: Homes) -> bool:
+        """Return whether its value is an object of the script's that a step has made where there was none."""
+        is_new = kind_of(value) == "object" and homes.name_of(value) is None
+        return is_new and not (isinstance(self.mark, Mark) and self.mark.kind == "object")
 
     def refusal(self, why: str) -> UsageError:
         """The error for a name that decides what a step computes, and cannot be carried."""

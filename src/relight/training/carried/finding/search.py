@@ -1,7 +1,7 @@
 """Looks for what a script carries: in the code of its loop, and in what the user declares."""
 
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Mapping, Sequence
+from types import FrameType, MethodType
 from typing import Any
 
 from torch import nn
@@ -14,6 +14,7 @@ from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.spots.spot import MISSING
+from relight.training.carried.reading.hooks import made_in
 from relight.training.carried.reading.names import Found, Names, names_of
 from relight.training.carried.values.trees.words import Unsupported, name_of
 from relight.training.carried.values.trees.writer import write_down
@@ -42,6 +43,14 @@ class Search:
                 raise refusals.of_declared(thing, problem) from None
             self._loop.declared.append(thing)
         self._catalog.ignored.update(ignore)
+
+    def made_in(self, hooks: Sequence[MethodType], given: Mapping[str, Any]) -> str:
+        """Describe what methods make which steps call, and no replacement could get; empty: nothing is known.
+
+        `given`: what the methods get, by the names of their parameters.
+        """
+        made = made_in(hooks, given, self._catalog.is_foreign)
+        return f"{made.layer or made.kind.__name__} ({short(made.file)}:{made.line})" if made is not None else ""
 
     def find(self, frame: FrameType, line: int = 0) -> None:
         """From the frame that has the block, at `line` if it does not stand there yet."""
