@@ -113,7 +113,7 @@ def attribute_of(base: Ref, name: str, is_foreign: Callable[[Any], bool]) -> Ref
 def _setting_of(owner: Any, name: str, value: Any) -> Any:
     """A value that a module of Lightning keeps as a hyperparameter: there a property, and a dict, stand before it."""
     if name == "hparams" and isinstance(owner, nn.Module) and isinstance(value, property):
-        return vars(owner).get("_hparams", value)
+        return vars(owner).get(f"_{name}", value)
     if value is UNKNOWN and type(owner).__name__ == "AttributeDict" and isinstance(owner, dict):
         return dict.get(owner, name, UNKNOWN)
     return value

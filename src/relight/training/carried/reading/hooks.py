@@ -1,4 +1,4 @@
-"""What methods make which an integration calls in steps: there is no loop of the script's own to read."""
+"""Reads methods that an integration calls in steps: there is no loop of the script's own to read."""
 
 import ast
 import dis
