@@ -56,6 +56,24 @@ SHAPES = {
         fn("thing.acquire()\nif thing.locked(): b.backward()", before="import threading\nthing = threading.Lock()"),
         "",
     ),
+    "a log of one rank": (
+        fn(
+            "b.backward()",
+            before="import sys\nlog = open('/dev/null', 'a') if RANK == 0 else None",
+            setup="RANK = 0",
+            after="print(1, file=log)",
+        ),
+        "",
+    ),
+    "no log on another rank": (
+        fn(
+            "b.backward()",
+            before="log = open('/dev/null', 'a') if RANK == 0 else None",
+            setup="RANK = 1",
+            after="print(1, file=log)",
+        ),
+        "",
+    ),
     "loss alone": (fn("loss = f(b)\nloss.backward()\nopt.step()", before="opt = f = None"), ""),
     "hidden state": (fn("out = b + h\nout.backward()\nh = out.detach() #w", before="h = 0"), "h"),
     "hidden state at module level": (top("h = f(b, h) #w\nh.backward()", before="h = 0"), "h"),

@@ -50,6 +50,12 @@ def make() -> tuple[WarmUp, Scaler, TrackedState]:
     return warm, scaler, state
 
 
+def transfer(source: TrackedState, target: TrackedState) -> None:
+    flat = source.replica.flat()
+    tree = decode_tree(encode_tree({"t": unflatten(flat.tree, [t.clone() for t in flat.tensors])}, "state"))["t"]
+    target.replica.adopt(tree, [])
+
+
 def test_they_are_known_and_travel() -> None:
     warm, scaler, source = make()
     assert source.identities.name_of(warm.after) == "scheduler.after"
@@ -61,9 +67,7 @@ def test_they_are_known_and_travel() -> None:
     scaler.inner.update(2.0)
     other, other_scaler, target = make()
     after = other.after
-    flat = source.replica.flat()
-    tree = decode_tree(encode_tree({"t": unflatten(flat.tree, [t.clone() for t in flat.tensors])}, "state"))["t"]
-    target.replica.adopt(tree, [])
+    transfer(source, target)
     assert other.after is after
     assert after.last_epoch == warm.after.last_epoch == 2
     assert other_scaler.inner.get_scale() == 2.0
@@ -80,3 +84,26 @@ def test_what_differs_in_an_object_is_named() -> None:
         "objects.scheduler.last_epoch",
         "objects.scheduler.metric",
     }
+
+
+def with_temperature(steps: int) -> tuple[torch.Tensor, TrackedState]:
+    net, log_alpha = nn.Linear(2, 2), torch.zeros(1, requires_grad=True)
+    optimizers: dict[str, Optimizer] = {
+        "policy": torch.optim.SGD(net.parameters(), lr=0.1),
+        "alpha": torch.optim.Adam([log_alpha], lr=0.1),
+    }
+    state = TrackedState({"model": net}, optimizers, {}, {})
+    for _ in range(steps):
+        log_alpha.grad = torch.ones(1)
+        optimizers["alpha"].step()
+    return log_alpha, state
+
+
+def test_tensors_of_no_module_that_an_optimizer_trains_are_part_of_the_state() -> None:
+    log_alpha, source = with_temperature(3)
+    other, target = with_temperature(0)
+    transfer(source, target)
+    assert target.identities.keeps(other)
+    assert torch.equal(other, log_alpha)
+    assert other.requires_grad
+    assert source.replica.digest() == target.replica.digest()

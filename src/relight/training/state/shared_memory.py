@@ -164,7 +164,7 @@ def _separate(place: _Place) -> None:
     if is_distributed(place.tensor):
         return
     copy = place.tensor.detach().clone()
-    if isinstance(place.tensor, torch.nn.Parameter):
+    if _is_trained(place.tensor):
         place.tensor.data = copy
     elif place.put is not None:
         place.put(copy)
@@ -182,7 +182,7 @@ def _join(group: Group, places: Mapping[str, _Place], received: Collection[str])
             continue
         if number in objects:
             place.put(objects[number])
-        elif isinstance(place.tensor, torch.nn.Parameter):
+        elif _is_trained(place.tensor):
             place.tensor.data = kept.data
             objects[number] = place.tensor
         else:
@@ -192,4 +192,9 @@ def _join(group: Group, places: Mapping[str, _Place], received: Collection[str])
 
 def _precedence(place: _Place, received: Collection[str]) -> tuple[bool, bool]:
     """Sort first the tensor whose memory the others are to share: one that was received, and rather a parameter."""
-    return place.path not in received, not isinstance(place.tensor, torch.nn.Parameter)
+    return place.path not in received, not _is_trained(place.tensor)
+
+
+def _is_trained(tensor: torch.Tensor) -> bool:
+    """Return whether others know this very object: a parameter, or a tensor of no module that an optimizer has."""
+    return isinstance(tensor, torch.nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)

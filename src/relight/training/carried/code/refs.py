@@ -6,6 +6,7 @@ Attributes are looked up without running any code of the script: a property has 
 import contextvars
 import functools
 import inspect
+import io
 import random
 import types
 from collections import deque
@@ -327,10 +328,15 @@ def is_generator(value: Any) -> bool:
 
 def is_iterator(value: Any) -> bool:
     """Return whether it is used up by `next`. Generators of relight are not: they offer the steps."""
-    if value is UNKNOWN or not isinstance(value, Iterator):
+    if value is UNKNOWN or not isinstance(value, Iterator) or _is_only_written(value):
         return False
     code = getattr(value, "gi_code", None)
     return code is None or is_script_file(code.co_filename)
+
+
+def _is_only_written(value: Any) -> bool:
+    """Return whether it is a file, perhaps a log, that nothing can be read from: Python takes each file for one."""
+    return isinstance(value, io.IOBase) and not value.closed and not value.readable()
 
 
 def has_contents(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Reads calls of a script: what the receiver, the function's name and the arguments tell of their effect."""
 
 import ast
+import io
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,8 @@ from relight.training.carried.reading.syntax import (
     union,
 )
 from relight.training.torch_private.modules import hook_tables_of, parameters_in
+
+_NOT_IN_MEMORY = (io.TextIOWrapper, type(None))  # print(..., file=...) into a log, or on a rank that keeps none
 
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
@@ -138,7 +141,9 @@ class Calls:
                 self._flow.mutate(ref, self._reading.at(node))
         for keyword in node.keywords:
             if keyword.arg in ("out", "file"):
-                self._flow.mutate(self._reading.refer(keyword.value), self._reading.at(node))
+                written = self._reading.refer(keyword.value)
+                if not isinstance(known(written), _NOT_IN_MEMORY):
+                    self._flow.mutate(written, self._reading.at(node))
         if receiver is not None and name in VIEWS and has_contents(known(receiver)):
             return part_of(receiver)
         if receiver is not None and name in OF_MODULES and isinstance(known(receiver), nn.Module):

@@ -1,8 +1,9 @@
 """The objects that a script handed over, by name, and how to recognize one of them."""
 
 import collections
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -61,7 +62,8 @@ def sort_by_kind(
     others = {name: thing for name, thing in objects.items() if name not in averaged and name not in further}
     found = _with_inner_optimizers({**optimizers, **further}, others)
     others.update(_inner_parts(others))
-    return Handed({**modules, **averaged}, found, others, per_rank)
+    together = {**modules, **averaged}
+    return Handed({**together, **_bare_tensors(together, found)}, found, others, per_rank)
 
 
 def _with_inner_optimizers(handed: dict[str, Any], objects: dict[str, Any]) -> dict[str, Optimizer]:
@@ -98,6 +100,28 @@ def _inner_parts(objects: dict[str, Any]) -> dict[str, Any]:
                 known.add(id(part))
                 found[f"{name}.{key}"] = part
                 queue.append((f"{name}.{key}", part))
+    return found
+
+
+class BareTensors(nn.Module):
+    """Tensors of no module that an optimizer trains (SAC's log_alpha, weights of losses, master copies)."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        for number, tensor in enumerate(tensors):
+            self._parameters[str(number)] = cast("nn.Parameter", tensor)
+
+
+def _bare_tensors(modules: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> dict[str, nn.Module]:
+    """Return modules of the optimizers' tensors that are no parameters, and that no module holds."""
+    known = {id(p) for module in modules.values() for p in module.parameters()}
+    found: dict[str, nn.Module] = {}
+    for name, optimizer in optimizers.items():
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        bare = [p for p in tensors if id(p) not in known and not isinstance(p, nn.Parameter)]
+        if bare:
+            known.update(map(id, bare))
+            found[f"{name}.tensors"] = BareTensors(bare)
     return found
 
 

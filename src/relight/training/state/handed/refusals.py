@@ -40,8 +40,8 @@ def refuse_foreign_parameters(handed: Handed, name: str) -> None:
             raise UsageError(
                 f"parameter group {index} of {name} holds parameters of a module that was not handed over: "
                 "relight.Training(model={...}) must name every module that trains, also one that joins later. "
-                "Tensors of no module (master copies, architecture weights) go into an nn.ParameterList: pass it as a "
-                "model, and make the optimizer from it"
+                "Parameters of no module go into an nn.ParameterList: pass it as a model, and make the optimizer from "
+                "it; or make them tensors with requires_grad=True, which need no module"
             )
 
 
