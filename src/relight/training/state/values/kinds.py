@@ -165,8 +165,9 @@ def factory_of(value: Any) -> Any:
 
 def _stored(value: Any, name: str, otherwise: Any) -> Any:
     """Return an attribute that is in the memory of an object. A `__getattr__` of its class may raise anything."""
+    lookup: Any = type(value).__getattribute__  # threading.local has one of its own
     try:
-        return object.__getattribute__(value, name)
+        return lookup(value, name)
     except AttributeError:
         return otherwise
 
