@@ -17,7 +17,6 @@ from relight.training.carried.finding.late_modules import LateModules
 from relight.training.carried.finding.loop import Loop
 from relight.training.carried.finding.places import is_through_function, key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING, Spot
-from relight.training.carried.finding.survey import attributes_of_parts
 from relight.training.carried.finding.told.orders import is_iterated
 from relight.training.carried.finding.told.sighted import Sighted
 from relight.training.carried.finding.told.unrepeatable import Unrepeatable
@@ -74,8 +73,8 @@ class Catalog:
         survey = self.comparison.look()
         for place, thing in self.comparison.objects(survey):
             self.homes.name(key_of(place), thing)  # a variable that comes to stand for it means this very object
-        for place, value in attributes_of_parts(self.parts):
-            if kind_of(value) == "generator":
+        for place in self.comparison.of_loaders():
+            if not self.is_covered(place):
                 self.keep(place, seen=True)
         self._watch()
         self.unrepeatable.begin(survey, self.ignored)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
-from relight.training.carried.code.refs import Place, is_added
+from relight.training.carried.code.refs import OWNERS, Place, is_added
 from relight.training.carried.finding.looks import Copies, Look, Places, Traces
 from relight.training.carried.finding.places import Spots
 from relight.training.carried.finding.spots.spot import MISSING
@@ -23,6 +24,7 @@ from relight.training.state.values.marks import changed, remember
 from relight.training.torch_private.tensors import components_of
 
 FIRST_STEPS = 3
+_READS = "iteration"  # of accelerate's DataLoaderShard: it makes the order of the next pass
 
 
 def _is_compared_by_all(number: int) -> bool:
@@ -175,6 +177,21 @@ class Comparison:
             spot = self._spots.find(place)
             if spot is not None and kind_of(thing := spot.get()) == "object":
                 yield place, thing
+
+    def of_loaders(self) -> Iterator[Place]:
+        """Generators of loaders, samplers and layers, and how often loaders of accelerate were read.
+
+        An evaluation goes on with them, perhaps not before a later step.
+        """
+        survey = Survey(self._spots, self._is_foreign, Places(), enters_data=True, rebound=self.rebound)
+        for place in survey.found:
+            if (spot := self._spots.find(place)) is None:
+                continue
+            value = spot.get()
+            holder = self._spots.find(place[:-1]) if len(place) > 1 and place[-1][1] == _READS else None
+            is_drawn = kind_of(value) == "generator" and (id(value) in survey.drawn or place[0][0] in OWNERS)
+            if is_drawn or (holder is not None and isinstance(holder.get(), DataLoader)):
+                yield place
 
     def _survey(self, look: Look) -> Survey:
         return Survey(self._spots, self._is_foreign, look, rebound=self.rebound)

@@ -6,6 +6,7 @@ from typing import Any
 
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding import refusals
+from relight.training.carried.finding.compare import FIRST_STEPS
 from relight.training.carried.finding.places import Spots, key_of
 from relight.training.carried.finding.spots.spot import MISSING
 
@@ -36,7 +37,7 @@ class LateModules:
             now = spot.get() if spot is not None else MISSING
             if known() is not now:
                 self.note(key, now, step)
-            elif since < step and is_first:
+            elif since < step < FIRST_STEPS and is_first:  # of the job, and not only of a replacement
                 raise refusals.of_late_module(describe(holder), now, place[-1][1])
             return True
         return False

@@ -74,6 +74,7 @@ class Survey:
         self.attributes: dict[Place, frozenset[str]] = {}  # of the objects at these places
         self.modules: dict[Place, Place] = {}  # of their tensors
         self.names = {name: frozenset(names) for name, names in _modules_of(spots).items()}  # of the script's modules
+        self.drawn: set[int] = set()  # by `id`, generators that loaders, samplers and datasets of libraries hold
         self._seen: set[int] = set()
         self._modules_seen: set[Any] = set(_modules_of(spots))
         self.found: dict[Place, Any] = {}
@@ -193,6 +194,7 @@ class Survey:
             self._look_later(there, contents, depth + 1)
         if self._enters_data and isinstance(value, _OF_DATA):
             for name, one in list(vars(value).items()):
+                self.drawn |= {id(one)} if kind_of(one) == "generator" else set()
                 if not name.startswith("_"):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
         if isinstance(value, functools.partial):
