@@ -41,14 +41,15 @@ class Net(nn.Module):
 
 def evaluate(accelerator, model, loader):
     model.eval()
-    right, count = 0, 0
+    right, count, order = 0, 0, []
     for x, y in loader:
+        order += y.tolist()
         with torch.no_grad():
             found = model(x).argmax(-1)
         found, y = accelerator.gather_for_metrics((found, y))
         right, count = right + int((found == y).sum()), count + len(y)
     model.train()
-    return [right, count]
+    return [right, count, order]
 
 
 def finish(accelerator, model, optimizer, *own):
@@ -68,7 +69,7 @@ accelerator = Accelerator(
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 train_loader = DataLoader(rows(90, 0), batch_size=4, shuffle=True)
-eval_loader = DataLoader(rows(22, 1), batch_size=4)
+eval_loader = DataLoader(rows(22, 1), batch_size=4, shuffle=True)
 model, optimizer, train_loader, eval_loader = accelerator.prepare(model, optimizer, train_loader, eval_loader)
 updates = math.ceil(len(train_loader) / ACCUMULATE)
 scheduler = accelerator.prepare(
