@@ -1,16 +1,20 @@
 """Values made from the rank before the loop follow the rank that a replacement takes: scripts at random."""
 
+import enum
 import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from relight.training.carried.rank_values import (
     SLOTS,
     RankValues,
+    _digest,
     _refill,
     _text_of,
     differing_slots,
@@ -171,13 +175,15 @@ def test_small_values_in_which_ranks_differ_are_carried_and_put_back(name: str, 
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_process_that_starts_later_takes_the_numbers_of_the_job(is_last: bool, tmp_path: Path) -> None:
     """A checkpoint of the script's own was written since, and changes what is made before the loop."""
-    found = "resumed_at = {at}\nweights = torch.ones(2) * {at}\n"
-    sources = [SCRIPT.format(rank=rank, made=found.format(at=0), read="resumed_at") for rank in range(RANKS)]
+    found = "resumed_at = {at}\nmean = torch.ones(2) * {at}\nweights = torch.ones(5000) * {at}\n"
+    sources = [
+        SCRIPT.format(rank=rank, made=found.format(at=0), read="resumed_at + mean.sum()") for rank in range(RANKS)
+    ]
     known = compared(sources, tmp_path)
     loop = RankLoop()
     rank = RANKS - 1 if is_last else 0
     assert loop.carried.rank_values.adopt(known, RANKS, RANKS - 1, rank) == ""
-    later = SCRIPT.format(rank=RANKS - 1, made=found.format(at=5), read="resumed_at")
+    later = SCRIPT.format(rank=RANKS - 1, made=found.format(at=5), read="resumed_at + mean.sum()")
     assert run_script(later, loop, tmp_path) == [(0,)] * 3
     assert loop.doubt is not None
     assert loop.doubt.startswith("weights: made before the loop, equal on all ranks when the job began")
@@ -197,8 +203,68 @@ def test_small_containers_of_numbers_and_texts_are_refilled(value: Any) -> None:
     assert other == value
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.tensor(3.5),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.tensor([True, False]),
+        torch.ones(2, dtype=torch.bfloat16),
+        np.arange(4),
+        torch.tensor([float("nan"), -0.0]),
+    ],
+    ids=str,
+)
+def test_small_tensors_that_a_collective_left_before_the_loop_are_filled(value: Any) -> None:
+    """A standby was alone there: its own has other contents."""
+    other = torch.zeros_like(value) if isinstance(value, torch.Tensor) else np.zeros_like(value)
+    assert _refill(other, _text_of(value))
+    assert _digest(other) == _digest(value)
+    assert not _refill(value[:0] if value.ndim else torch.ones(1), _text_of(value))
+    assert not _refill([], _text_of(value))
+
+
+def test_large_tensors_and_some_that_may_not_be_written_are_not() -> None:
+    assert _text_of(torch.ones(5000)) == ""
+    assert not _refill(torch.zeros(1).expand(3), _text_of(torch.ones(3)))
+
+
 @pytest.mark.parametrize("value", [(1,), {1}, [1.0 + 2j, object()], [float("nan")], ["x" * 2000], list(range(99)), 5])
 def test_others_are_not(value: Any) -> None:
     assert _text_of(value) == ""
     assert not _refill([], "")
     assert not _refill({}, "[1]")
+
+
+class Shy:
+    """Counts who asks it for a text."""
+
+    asked = 0
+
+    def __repr__(self) -> str:
+        Shy.asked += 1
+        raise RuntimeError("not now")
+
+
+class Color(enum.Enum):
+    RED = 1
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+
+class Number(int):
+    def __repr__(self) -> str:
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize(
+    "value", [[Shy()], {"a": Shy()}, {Color.RED: 1}, [1, [2, (Shy(),)]], deque([Shy()]), [Number(1)]]
+)
+def test_nothing_of_the_users_is_asked_for_its_text(value: Any) -> None:
+    assert _text_of(value) == ""
+    assert Shy.asked == 0
+
+
+def test_members_of_an_enumeration_are_compared_by_their_names() -> None:
+    assert (_digest(Color.RED) or "").endswith("Color', 'RED')")

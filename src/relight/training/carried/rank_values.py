@@ -4,9 +4,9 @@ A standby is built as the last rank. So a variable or attribute that was made fr
 the last rank's value in it, also when it takes another rank. And a process that starts later may find something else
 (the script's own checkpoint). The ranks therefore compare, once, what their loops can reach and steps do not change. A
 replacement whose value is the last rank's, and not that of the rank it takes, takes that rank's; so does one whose
-value is not that of all ranks. Numbers are set, and small containers of numbers and texts that are equal on all ranks;
-small tensors, arrays and containers in which ranks differ are carried with each step, as variables are that steps
-change. Other values are doubted. Values that differ from process to process (a time) stay as they are.
+value is not that of all ranks. Numbers are set, and small tensors and containers of numbers and texts that are equal on
+all ranks; small tensors, arrays and containers in which ranks differ are carried with each step, as variables are that
+steps change. Other values are doubted. Values that differ from process to process (a time) stay as they are.
 
 All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall into slots by their hashes; the few slots
 in which ranks differ are then gathered rank by rank.
@@ -29,8 +29,9 @@ from relight.training.carried.finding.places import key_of
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.survey import Survey
 from relight.training.state.modules.plain_values import plain_bytes
-from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.kinds import PLAIN, kind_of
 from relight.training.torch_private.tensors import is_plain_memory
+from relight.transfer.io.constants import name_of_callable, write_constant
 from relight.words import listed
 
 SLOTS = 2**15
@@ -42,6 +43,7 @@ _EDGE = 2**13  # elements at either end of a larger tensor
 _LONGEST = 5000  # items of a container
 _DEEPEST = 3
 _MOST_CARRIED = 2**18  # bytes of a rank's own values that are carried, though no step changes them
+_MOST_CONTENTS = 2**14  # bytes of a tensor that is equal on all ranks, of which a replacement gets the contents
 _FEW = 32  # items of a container that is carried for that
 _MOST_TEXT, _MOST_TEXTS = 1024, 64
 _HALF = 32
@@ -221,20 +223,65 @@ class RankValues:
 
 
 def _text_of(value: Any) -> str:
-    """Return the members of a small container of numbers and texts, as `_refill` reads them; "" for another value."""
-    if type(value) not in (list, dict, deque) or len(value) > _FEW:
+    """Return the contents of a small tensor, array, or container of numbers and texts, for `_refill`; "" for others."""
+    if (tensor := _as_tensor(value)) is not None:
+        return _head(tensor) + _memory_of(tensor).hex() if 0 < tensor.nbytes <= _MOST_CONTENTS else ""
+    members = list(value) if type(value) is deque else value
+    if type(members) not in (list, dict) or not _is_literal(members):
         return ""
-    text = repr(list(value) if isinstance(value, deque) else value)
+    text = repr(members)
     try:
         return text if len(text) <= _MOST_TEXT and repr(ast.literal_eval(text)) == text else ""
     except (ValueError, SyntaxError):
         return ""
 
 
+def _as_tensor(value: Any) -> torch.Tensor | None:
+    """Return a tensor, or a NumPy array as one that shares its memory; None for another value."""
+    kind = kind_of(value)
+    if kind == "array":
+        is_plain = value.dtype.kind in "fiub" and value.flags.writeable and value.dtype.isnative
+        return torch.from_numpy(value) if is_plain else None
+    return value if kind == "tensor" and not value.is_meta and is_plain_memory(value) else None
+
+
+def _head(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} "
+
+
+def _memory_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _fill(tensor: torch.Tensor, memory: bytes) -> bool:
+    """Write these bytes into a tensor. False: it may not be written."""
+    values = torch.frombuffer(bytearray(memory), dtype=tensor.dtype).view(tensor.shape)
+    try:
+        tensor.detach().copy_(values)
+    except RuntimeError:  # several elements lie in one place, or it was made in inference mode
+        return False
+    return True
+
+
+def _is_literal(value: Any, depth: int = 0) -> bool:
+    """Return whether a value is a number or text, or a small container of these, which no code of the user's shows."""
+    if type(value) in PLAIN:
+        return True
+    if depth > _DEEPEST or type(value) not in (list, tuple, dict) or len(value) > _FEW:
+        return False
+    members = [*value, *value.values()] if type(value) is dict else value
+    return all(_is_literal(one, depth + 1) for one in members)
+
+
 def _refill(value: Any, text: str) -> bool:
-    """Give a container other members. False: it is not known which."""
-    members = ast.literal_eval(text) if text else None
-    if members is None or type(members) is not (list if type(value) is deque else type(value)):
+    """Give a tensor, array or container other contents. False: it is not known which."""
+    if (tensor := _as_tensor(value)) is not None:
+        return text.startswith(_head(tensor)) and _fill(tensor, bytes.fromhex(text.removeprefix(_head(tensor))))
+    try:
+        members = ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # it is not known, or was a tensor
+        return False
+    if type(members) is not (list if type(value) is deque else type(value)):
         return False
     value.clear()
     if isinstance(value, dict):
@@ -288,7 +335,9 @@ def _number_from(kind: int, upper: int, lower: int) -> int | float | bool:
 def _digest(value: Any, depth: int = 0) -> str | None:
     """Return a text that is equal for equal values; None for a value that is not compared."""
     kind = kind_of(value)
-    if kind in ("plain", "number") or isinstance(value, range):
+    if kind == "plain" and type(value) not in PLAIN:
+        return f"{write_constant(value) or name_of_callable(value)}"  # an Enum of the user's may show itself otherwise
+    if kind in ("plain", "number") or type(value) is range:
         return f"{type(value).__name__} {value!r}"
     if kind == "array":
         return _digest(torch.from_numpy(value), depth) if value.dtype.kind in "fiub" and value.size else None
