@@ -126,6 +126,12 @@ def test_refuses_an_iterable_dataset() -> None:
         update_loader(DataLoader(Endless()), 1)
 
 
+def test_refuses_what_is_no_loader() -> None:
+    """Two loaders that take turns, in a class of the script's, say."""
+    with pytest.raises(UsageError, match="the training data is read by a list, no DataLoader"):
+        update_loader([], 1)  # type: ignore[arg-type]
+
+
 def test_a_plain_batch_sampler_has_one_rank() -> None:
     sampler = UpdateSampler(BatchSampler(RandomSampler(range(ITEMS)), 2, drop_last=True), 1)
     sampler.rank = 1

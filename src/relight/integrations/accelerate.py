@@ -86,6 +86,8 @@ def update_loader(prepared: DataLoader[Any], accumulate: int, *, first: int = 0,
 
 def refuse_unfit(prepared: DataLoader[Any]) -> None:
     """Raise UsageError for a prepared DataLoader in which a replacement could not find its place."""
+    if not hasattr(prepared, "batch_sampler"):
+        raise refused.ITERABLE.error(_BY, f"the training data is read by a {type(prepared).__name__}, no DataLoader")
     if isinstance(prepared.dataset, IterableDataset) or prepared.batch_sampler is None:
         raise refused.ITERABLE.error(_BY, "the training data is an IterableDataset")
     if "Dispatcher" in type(prepared).__name__:
