@@ -125,3 +125,27 @@ def test_parameters_in_an_attribute_do_not_change_behind_the_block(tmp_path: Pat
     loop = Loop()
     run_script(AVERAGED, loop, tmp_path)
     assert loop.carried.names == []
+
+
+OF_ONE_RANK = """
+class Saver:
+    def __init__(self):
+        self.best, self.files = 0.0, []
+saver = Saver() if RANK == 0 else None
+for step in steps():
+    with step as b:
+        if saver is not None:
+            saver.best = saver.best + b
+            saver.files.append(saver.best)
+        step.point(0, b)
+result = 0
+"""
+
+
+def test_a_replacement_that_lacks_an_object_of_its_rank_says_so(tmp_path: Path) -> None:
+    first = Loop()
+    run_script(f"RANK = 0{OF_ONE_RANK}", first, tmp_path)
+    again = Loop(begins_at=3, tree=decode_tree(first.kept[3]))
+    run_script(f"RANK = 1{OF_ONE_RANK}", again, tmp_path)
+    found = again.carried.doubts.later() or str(again.doubt)
+    assert found.startswith("saver.best, saver.files: kept in an object that this rank has, and")

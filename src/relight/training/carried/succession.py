@@ -205,6 +205,7 @@ class Adoption:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._pending: dict[str, Any] | None = None
+        self._homeless: list[str] = []
         self._moving: list[str] = []  # keys of what is only shown, and was seen elsewhere to move on after it was kept
 
     @property
@@ -242,9 +243,9 @@ class Adoption:
         assert self._pending is not None
         self._catalog.loop.look_for(frame, *self._pending["loop"])
 
-    def put_in(self) -> None:
-        """Give the places their values."""
-        tree, self._pending = self._pending, None
+    def put_in(self) -> list[str]:
+        """Give the places their values. Returns the names of places that are in no object of this process."""
+        tree, self._pending, self._homeless = self._pending, None, []
         assert tree is not None
         self._put_in_all(tree["names"])
         if self._catalog.loop.is_found:
@@ -254,6 +255,7 @@ class Adoption:
         for key in self._moving:
             if (one := self._catalog.kept.get(key)) is not None:
                 one.moves_on = not one.feeds
+        return self._homeless
 
     def _put_in_all(self, trees: dict[str, Any]) -> None:
         reader = Reader(self._catalog.homes, self._catalog.parts, self._holder_at)
@@ -261,7 +263,10 @@ class Adoption:
             one, spot = self._catalog.receive(place_of(key))
             value = MISSING if part == _MISSING_TREE else reader.read(key, part)
             if one is not None and value is not spot.get():  # else it is kept otherwise there, or left out
-                spot.set(value)
+                try:
+                    spot.set(value)
+                except AttributeError:  # one rank alone has the object (`saver = Saver() if rank == 0 else None`)
+                    self._homeless.append(one.name)
 
     def _holder_at(self, key: str) -> Any:
         spot = self._catalog.loop.spots.find(place_of(key))
