@@ -111,6 +111,7 @@ class Job:
         self._in_step = self._passed = self._wrote = False
         self._is_struck = False  # by a failure that this step has not noticed
         self._moved = (-1, "")  # the newest step in which values moved on that are only shown
+        self._boundary: Any = None  # the fingerprint of the state after the newest step
         self._first_end: bytes | None = None  # of the step that is computed twice
 
     # --- what a script sees -----------------------------------------------------------------------------------------
@@ -188,8 +189,15 @@ class Job:
             return
         if self._recorded:
             self._record("before", self._risk_now())
+        self._refuse_changes_between_steps()
         self.state.see_gradients()
         self.transaction.begin()
+
+    def _refuse_changes_between_steps(self) -> None:
+        """As `ScriptChecks` does."""
+        changed = [key for key in self.transaction.changed_between_steps() if key in self.state.slots.parameters]
+        if self._boundary is not None and (changed or self._boundary != self.state.fingerprint()):
+            raise UsageError("parameters, groups, rates or schedulers changed between steps")
 
     def _is_to_be_kept(self) -> bool:
         needs_keeping = self.carried.needs_keeping
@@ -274,6 +282,7 @@ class Job:
         self.carried.commit()
         self.writes.end_step()
         self._commits += 1
+        self._boundary = self.state.fingerprint()
         self._in_step, step.committed = False, True
         if self._recorded or self._is_struck:
             self._is_to_be_kept()
@@ -314,6 +323,7 @@ class Job:
         if self.transaction.is_open:
             self.transaction.roll_back()
             self.state.clear_gradients()
+        self._boundary = self.state.fingerprint()
         self.transaction.reset()
 
     def _take(self, lost: Moment) -> None:
@@ -341,6 +351,7 @@ class Job:
         self._tell(lost.told)
         self._tell(self._standing_risk())
         self.transaction.reset()
+        self._boundary = state.fingerprint()
         self.version = lost.version
         self._page[self.version] = lost.private
 

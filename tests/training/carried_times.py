@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -90,8 +90,22 @@ class Case:
     reader: str
     form: str
 
+    def source(self) -> str:
+        """Return the script."""
+        return script_of(self)
+
     def __str__(self) -> str:
         return f"{self.holder} / {self.place} / {self.schedule} / read by {self.reader} / {self.form}"
+
+
+class Scripted(Protocol):
+    """The parts of a case that `judge` needs."""
+
+    @property
+    def schedule(self) -> str: ...
+
+    def source(self) -> str:
+        """Return the script."""
 
 
 def draw(seed: int, holders: tuple[str, ...] = ()) -> Case:
@@ -200,8 +214,8 @@ class PlainStep:
 class Script:
     """A case that can be run again and again; each run has a module of its own."""
 
-    def __init__(self, case: Case, directory: Path) -> None:
-        source, self._path = script_of(case), str(directory / f"script{next(_NUMBERS)}.py")
+    def __init__(self, case: Scripted, directory: Path) -> None:
+        source, self._path = case.source(), str(directory / f"script{next(_NUMBERS)}.py")
         Path(self._path).write_text(source)
         self._files = Path(self._path).with_suffix("")
         self._code = compile(source, self._path, "exec")
@@ -234,7 +248,7 @@ class Script:
 _NUMBERS = itertools.count()
 
 
-def judge(case: Case, seed: int, directory: Path) -> str:
+def judge(case: Scripted, seed: int, directory: Path) -> str:
     """`equal`, `no script: ...`, `refused: ...`, `doubted: ...`, `LOST: ...`, or `SILENT: ...`."""
     script, chance = Script(case, directory), random.Random(f"faults/{seed}")
     try:
@@ -290,7 +304,7 @@ def judge(case: Case, seed: int, directory: Path) -> str:
     return f"doubted: {doubts[0]}" if doubts else "equal"
 
 
-def _steps_to_disturb(case: Case, chance: random.Random) -> list[int]:
+def _steps_to_disturb(case: Scripted, chance: random.Random) -> list[int]:
     """The first step that changes the state, and two more."""
     changes = [n for n in range(STEPS) if eval(SCHEDULES[case.schedule], {"step": PlainStep(n)})]
     return [changes[0], chance.choice(changes), chance.randrange(STEPS)]
