@@ -1,7 +1,7 @@
 """Objects with which a script began, by the places where they were: they stay themselves in another process."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Homes:
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._objects: dict[str, Any] = {}  # weak, where that can be: no old value lives on for this
+        self._objects: dict[str, Callable[[], Any]] = {}  # weak, where that can be: no old value lives on for this
 
     def add(self, name: str, value: Any, depth: int = 0) -> None:
         """A value, or the mark of one, and all that it holds. What has a name keeps it."""
@@ -82,11 +82,11 @@ class Homes:
     def at(self, name: str) -> Any:
         """None if there is none of this name."""
         found = self._objects.get(name)
-        return found() if isinstance(found, weakref.ref) else found
+        return None if found is None else found()
 
-    def _reference(self, value: Any) -> Any:
+    def _reference(self, value: Any) -> Callable[[], Any]:
         number, names = id(value), self._names
         try:
             return weakref.ref(value, lambda _: names.pop(number, None))
-        except TypeError:  # lists and dictionaries
-            return value
+        except TypeError:  # lists, dictionaries, and weak references themselves
+            return lambda: value
