@@ -58,6 +58,45 @@ for step in steps():
         step.end()
 result = scale, current()
 """
+WRAPPED_HANDLERS = """
+import functools, weakref
+from collections import defaultdict
+class Best:
+    def __init__(self):
+        self.score, self.bad = None, 0
+    def __call__(self, b):
+        if self.score is None or b > self.score:
+            self.score, self.bad = b, 0
+        else:
+            self.bad += 1
+class Engine:
+    def __init__(self):
+        self.handlers = defaultdict(list)
+    def on(self, event, function):
+        @functools.wraps(function)
+        def filtered(b):
+            filtered.calls += 1
+            return function(b)
+        filtered.calls = 0
+        self.handlers[event].append((filtered, (weakref.ref(self),)))
+    def fire(self, event, b):
+        for function, (owner,) in self.handlers[event]:
+            assert owner() is self
+            function(b)
+engine, best, total = Engine(), Best(), 0.0
+engine.on('loss', best)
+del best
+def heard():
+    return engine.handlers['loss'][0][0]
+for step in steps():
+    with step as b:
+        engine.fire('begin', b)
+        engine.fire('loss', b)
+        engine.fire('end', b)
+        total = 0.9 * total + heard().calls + heard().__wrapped__.bad
+        step.end()
+result = total, heard().calls, vars(heard().__wrapped__)
+"""
 FIXED = """
 import threading, weakref
 class Smoothed:
@@ -242,6 +281,7 @@ SCRIPTS = {
     "packed": PACKED,
     "wrappers": WRAPPERS,
     "handlers": HANDLERS,
+    "wrapped_handlers": WRAPPED_HANDLERS,
     "fixed": FIXED,
     "an optimizer's own step": OWN_STEP,
     "objects": OBJECTS,

@@ -15,7 +15,7 @@ from relight.training.carried.finding.compare import Comparison
 from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, NEVER, Kept
 from relight.training.carried.finding.late_modules import LateModules
 from relight.training.carried.finding.loop import Loop
-from relight.training.carried.finding.places import is_through_function, key_of, place_of
+from relight.training.carried.finding.places import key_of, leads_into_function, place_of
 from relight.training.carried.finding.spots.spot import MISSING, Spot
 from relight.training.carried.finding.told.orders import is_iterated
 from relight.training.carried.finding.told.sighted import Sighted
@@ -261,7 +261,7 @@ class Catalog:
         for length in range(1, len(place) + 1):
             if place[:length] in self.dead:
                 return True
-            if key_of(place[:length]) in self.kept and not any(map(is_through_function, place[length:])):
+            if key_of(place[:length]) in self.kept and not leads_into_function(self._spots, place, length):
                 return True
         return key_of(place) in self.left_out
 

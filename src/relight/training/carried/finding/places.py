@@ -21,13 +21,13 @@ from relight.training.carried.finding.spots.spot import (
     defaults_of,
 )
 from relight.training.carried.values.parts import NoParts, Parts
-from relight.training.state.values.kinds import attributes_of, can_be_carried, kind_of
+from relight.training.state.values.kinds import attributes_of, can_be_carried, is_fixed, kind_of
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 _SEPARATOR = "\x1f"
 _INTO_FUNCTIONS = ("cell", "default", "contents")
-_OF_FUNCTIONS = ("__self__", "default_factory", "func", "args", "keywords")
+_OF_FUNCTIONS = {("attribute", name) for name in ("__self__", "default_factory", "func", "args", "keywords")}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -43,8 +43,8 @@ def place_of(key: str) -> Place:
 
 
 def is_through_function(step: tuple[str, str, str]) -> bool:
-    """Return whether a step of a place leads into a function, which is not carried with what holds it."""
-    return step[0] in _INTO_FUNCTIONS or (step[0] == "attribute" and step[1] in _OF_FUNCTIONS)
+    """Return whether a step of a place leads into a function, or the like."""
+    return step[0] in _INTO_FUNCTIONS or step[:2] in _OF_FUNCTIONS
 
 
 class Frames:
@@ -274,3 +274,14 @@ def _next(value: Any, kind: str, first: str, second: str) -> Spot | None:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         return CellSpot(cells[first]) if first in cells else None
     return DefaultSpot(function, first) if first in defaults_of(function) else None
+
+
+def leads_into_function(spots: Spots, place: Place, begin: int) -> bool:
+    """Return whether a function, or the like, lies between the first `begin` steps of a place and what is there.
+
+    What hangs on a function is not carried with what holds the function.
+    """
+    if any(map(is_through_function, place[begin:])):
+        return True
+    holders = [place[:length] for length in range(begin, len(place)) if place[length][0] == "attribute"]
+    return any(is_fixed(spot.get()) for spot in map(spots.find, holders) if spot is not None)
