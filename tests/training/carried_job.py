@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -98,9 +98,17 @@ class Job:
     """Offers steps to a script, in which it is called `steps`."""
 
     def __init__(
-        self, until: int, *, fails_in: tuple[int, int] | None = None, lost: Moment | None = None, recorded: bool = False
+        self,
+        until: int,
+        *,
+        fails_in: tuple[int, int] | None = None,
+        lost: Moment | None = None,
+        recorded: Collection[str] = (),
     ) -> None:
-        """`fails_in`: a step, and a point of it. `lost`: this is a replacement. `recorded`: it may be lost itself."""
+        """`fails_in`: a step, and a point of it. `lost`: this is a replacement. `recorded`: where it may be lost.
+
+        There it tells what it would at a recovery: "before step 3", "after step 3".
+        """
         self.until, self._lost, self._recorded = until, lost, recorded
         self._fails_in = fails_in
         self.moments: list[Moment] = []
@@ -162,6 +170,7 @@ class Job:
                 self._begin_turn(sys._getframe(1))
                 yield JobStep(self, self.version)
             self._tell(self.carried.turn(sys._getframe(1)) or self.carried.end(computed=self._commits > 0))
+            self._tell_later()
         finally:
             self.close()
 
@@ -173,12 +182,10 @@ class Job:
 
     # --- a step ---------------------------------------------------------------------------------------------------
     def _begin_turn(self, frame: FrameType, *, is_rehearsing: bool = False) -> None:
-        doubt, later = self.carried.turn(frame), self.carried.doubts.later()
+        doubt = self.carried.turn(frame)
+        if not is_rehearsing:
+            self._tell_later()
         self.carried.compare(self.version)
-        if self._recorded and self.moments and self.moments[-1].version == self.version:  # a survivor goes on
-            self.moments[-1] = replace(self.moments[-1], told=self.moments[-1].told or later)
-        elif not is_rehearsing:
-            self._tell(later)
         if not is_rehearsing:
             self._tell(doubt)
             if self._is_to_be_kept():
@@ -187,7 +194,7 @@ class Job:
         if is_rehearsing:
             self.state.attributes.begin(learning=True)
             return
-        if self._recorded:
+        if f"before step {self.version}" in self._recorded:
             self._record("before", self._risk_now())
         self._refuse_changes_between_steps()
         self.state.see_gradients()
@@ -198,6 +205,14 @@ class Job:
         changed = [key for key in self.transaction.changed_between_steps() if key in self.state.slots.parameters]
         if self._boundary is not None and (changed or self._boundary != self.state.fingerprint()):
             raise UsageError("parameters, groups, rates or schedulers changed between steps")
+
+    def _tell_later(self) -> None:
+        """Tell what was seen since the last step, or have a survivor tell it if a rank may be lost there."""
+        later = self.carried.doubts.later()
+        if self.moments and self.moments[-1].place == f"after step {self.version - 1}":
+            self.moments[-1] = replace(self.moments[-1], told=self.moments[-1].told or later)
+        else:
+            self._tell(later)
 
     def _is_to_be_kept(self) -> bool:
         needs_keeping = self.carried.needs_keeping
@@ -284,9 +299,10 @@ class Job:
         self._commits += 1
         self._boundary = self.state.fingerprint()
         self._in_step, step.committed = False, True
-        if self._recorded or self._is_struck:
+        is_recorded = f"after step {self.version - 1}" in self._recorded
+        if is_recorded or self._is_struck:
             self._is_to_be_kept()
-        if self._recorded:
+        if is_recorded:
             self._record("after", surprise or self._risk_now(), private)
         if self._is_struck:
             self._recover()

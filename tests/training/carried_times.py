@@ -248,14 +248,19 @@ class Script:
 _NUMBERS = itertools.count()
 
 
-def judge(case: Scripted, seed: int, directory: Path) -> str:
-    """`equal`, `no script: ...`, `refused: ...`, `doubted: ...`, `LOST: ...`, or `SILENT: ...`."""
+def judge(case: Scripted, seed: int, directory: Path, *, most: int = 3) -> str:
+    """Return a verdict, after failures in `most` of the steps that a seed chooses.
+
+    It is `equal`, `no script: ...`, `refused: ...`, `doubted: ...`, `LOST: ...`, or `SILENT: ...`.
+    """
     script, chance = Script(case, directory), random.Random(f"faults/{seed}")
+    interrupted, begins = (_steps_to_disturb(case, chance)[:most] for _ in range(2))
     try:
         expected = script.plain()
     except Exception as error:
         return f"no script: {type(error).__name__}: {error}"
-    alone = Job(STEPS, recorded=True)
+    ends = {moment for step in begins for moment in (f"after step {step}", f"before step {step + 1}")}
+    alone = Job(STEPS, recorded=ends | {f"before step {step}" for step in interrupted})
     try:
         found = script.run(alone)
     except UsageError as error:
@@ -280,28 +285,34 @@ def judge(case: Scripted, seed: int, directory: Path) -> str:
         doubts.extend([f"{name}: {told[0]}"] if found != expected else [])
         return ""
 
-    for number in _steps_to_disturb(case, chance):
+    for number in interrupted:
         place = chance.choice((AT_BARRIER, *range(POINTS)))
-        again, name = Job(STEPS, fails_in=(number, place), recorded=True), f"interrupted in step {number} at {place}"
+        later = _two_of(chance, number)
+        again, name = Job(STEPS, fails_in=(number, place), recorded=later), f"interrupted in step {number} at {place}"
         if silent := is_told(again, name, []):
             return silent
         # The same failure where the rank was lost, and later that rank or another is lost.
-        after = [moment for moment in again.moments if moment.version > number]
         first = next(moment for moment in alone.moments if moment.place == f"before step {number}")
-        replacement = Job(STEPS, lost=first, recorded=True)
+        replacement = Job(STEPS, lost=first, recorded=later)
         if silent := is_told(replacement, f"lost in step {number}", [*alone.told, *again.told]):
             return silent
         own = {moment.place: moment for moment in replacement.moments}
-        for lost in chance.sample(after, min(2, len(after))):
+        for lost in again.moments:
             of_rank = chance.choice((lost, own.get(lost.place, lost)))
             third = Job(STEPS, lost=replace(lost, private=of_rank.private, told=lost.told or of_rank.told))
             if silent := is_told(third, f"{name}, lost {lost.place}", [*again.told, *replacement.told]):
                 return silent
-    begins = set(_steps_to_disturb(case, chance))
     for lost in alone.moments:
-        if lost.version - 1 in begins and (silent := is_told(Job(STEPS, lost=lost), f"lost {lost.place}", alone.told)):
+        if lost.place in ends and (silent := is_told(Job(STEPS, lost=lost), f"lost {lost.place}", alone.told)):
             return silent
     return f"doubted: {doubts[0]}" if doubts else "equal"
+
+
+def _two_of(chance: random.Random, number: int) -> list[str]:
+    """Two moments after a step begins, or the only one."""
+    ends = [f"after step {step}" for step in range(number, STEPS)]
+    moments = [*ends, *(f"before step {step}" for step in range(number + 1, STEPS))]
+    return chance.sample(moments, min(2, len(moments)))
 
 
 def _steps_to_disturb(case: Scripted, chance: random.Random) -> list[int]:

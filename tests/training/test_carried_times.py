@@ -60,6 +60,11 @@ ONCE_SILENT = {
         Case("swapped objects", "forward pre-hook", "from step 5", "late hook", "function"),
         3044,
     ),
+    "a list of which one object's attribute was carried before": (
+        Case("many objects", "optimizer pre-hook", "in step 6", "late hook", "module"),
+        5,
+    ),
+    "objects that are exchanged": (Case("swapped objects", "eval", "from step 5", "line", "function"), 1),
     "an optimizer that steps between steps": (
         Case("scheduler that was not handed over", "next turn", "in step 1", "late line", "function"),
         1083,
@@ -69,7 +74,7 @@ ONCE_SILENT = {
 
 @pytest.mark.parametrize("first", [0, pytest.param(4, marks=pytest.mark.all)])
 def test_no_script_ends_with_other_values_in_silence(first: int, tmp_path: Path) -> None:
-    verdicts = {seed: judge(draw(seed), seed, tmp_path) for seed in range(first, first + 4)}
+    verdicts = {seed: judge(draw(seed), seed, tmp_path, most=1) for seed in range(first, first + 4)}
     assert not {seed: verdict for seed, verdict in verdicts.items() if verdict.startswith(FAILURES)}
     assert any(verdict == "equal" for verdict in verdicts.values())
 
@@ -83,7 +88,7 @@ def test_is_told(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, methods, value, case = BUGS[name]
-    assert not judge(case, 0, tmp_path).startswith((*FAILURES, "no script"))
+    assert not judge(case, 0, tmp_path, most=1).startswith((*FAILURES, "no script"))
     for method in methods:
         monkeypatch.setattr(owner, method, lambda *_: value)
-    assert any(judge(case, seed, tmp_path).startswith(FAILURES) for seed in range(4))
+    assert any(judge(case, seed, tmp_path, most=1).startswith(FAILURES) for seed in range(4))

@@ -141,7 +141,7 @@ class Keeper:
     def _holders(self) -> dict[int, str]:
         """Objects of which only attributes are carried, by `id`: a value that refers to one means that very object."""
         holders: dict[int, str] = {}
-        for name, holder in _holders_of(tuple(self._kept)):
+        for name, holder in _holders_of(tuple(key for key, one in self._kept.items() if one.is_written)):
             if name not in self._kept:
                 spot = self._catalog.loop.spots.find(holder)
                 if spot is not None and kind_of(thing := spot.get()) == "object":

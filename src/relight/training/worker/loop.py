@@ -71,8 +71,8 @@ class StepLoop:
                 if self._membership.finish():
                     if self._worker.left is None and self._worker.version < self._worker.until:
                         raise SystemExit(0)  # what the script does after training is not due yet
-                    computed = self._worker.commits > 0  # else the code after the loop sees no step of this process
-                    if doubt := self._carried.turn(sys._getframe()) or self._carried.end(computed=computed):
+                    doubts = self._carried.turn(sys._getframe()), self._carried.doubts.later()
+                    for doubt in filter(None, (*doubts, self._carried.end(computed=self._worker.commits > 0))):
                         self._runtime.notices.doubt(doubt)
                     return
         except GeneratorExit:

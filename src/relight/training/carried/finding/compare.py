@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from relight.training.carried.code.refs import OWNERS, Place, is_added
@@ -25,6 +26,7 @@ from relight.training.torch_private.tensors import components_of
 
 FIRST_STEPS = 3
 _READS = "iteration"  # of accelerate's DataLoaderShard: it makes the order of the next pass
+_COMPILED = "torchdynamo"  # in names that torch sets on functions of the script's
 
 
 def _is_compared_by_all(number: int) -> bool:
@@ -232,6 +234,8 @@ def _is_kept_otherwise(place: Place, owner: Any, name: str, value: Any) -> bool:
     """Return whether an attribute that something has got is none of the script's, or is kept with its owner."""
     if isinstance(owner, torch.optim.Optimizer):
         return kind_of(value) == "opaque" or not is_added(owner, name)
+    if callable(owner) and not isinstance(owner, (type, nn.Module)) and (name.startswith("__") or _COMPILED in name):
+        return True
     if len(place) > 1 or place[0][0] not in ("slot", "inner"):
         return False
     is_opaque = place[0][0] == "inner" and kind_of(value) == "opaque"

@@ -22,6 +22,7 @@ from relight.training.carried.finding.spots.spot import (
 )
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.state.values.kinds import attributes_of, can_be_carried, is_fixed, kind_of
+from relight.training.state.values.sights import CACHED
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
@@ -264,6 +265,8 @@ def _next(value: Any, kind: str, first: str, second: str) -> Spot | None:
         function = function.func  # functools.partial
     if isinstance(function, types.MethodType):
         function = function.__func__
+    if type(function) is CACHED:
+        function = getattr(function, "__wrapped__", None)
     if not isinstance(function, types.FunctionType):
         return None
     while first not in function.__code__.co_freevars and isinstance(

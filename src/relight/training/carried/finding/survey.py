@@ -203,14 +203,14 @@ class Survey:
         if isinstance(value, BOUND) and not isinstance(value.__self__, types.ModuleType):
             self._look_later((*place, ("attribute", "__self__", "")), value.__self__, depth + 1)
             value = getattr(value, "__func__", value)
-        value = value.__wrapped__ if type(value) is CACHED else value
-        if isinstance(value, types.FunctionType) and is_script_file(value.__code__.co_filename):
+        function = getattr(value, "__wrapped__", None) if type(value) is CACHED else value
+        if isinstance(function, types.FunctionType) and is_script_file(function.__code__.co_filename):
+            self.attributes[place] = frozenset(vars(value))
             for name, one in list(vars(value).items()):
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
-            for name, one in defaults_of(value).items():
+            for name, one in defaults_of(function).items():
                 self._look_later((*place, ("default", name, "")), one, depth + 1)
-            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            for name, cell in cells:
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 try:
                     self._look_later((*place, ("cell", name, "")), cell.cell_contents, depth + 1)
                 except ValueError:

@@ -77,7 +77,7 @@ def results_in(cached: Any) -> Iterator[tuple[Any, Any]]:
     """The results that a cached function has now, with their keys."""
     parts = gc.get_referents(cached)
     table = next((one for one in parts if type(one) is dict and one is not vars(cached)), {})
-    if cached.cache_parameters()["maxsize"] is None:
+    if cached.cache_info().maxsize is None:
         yield from list(table.items())
         return
     link = type(next(iter(table.values()), None))

@@ -49,7 +49,7 @@ class Caches:
         return sorted(
             name
             for name, one in self._new_since(earlier)
-            if _names_in(one.__wrapped__) & (_DRAWS | set(changing)) or _has_changing_keys(one)
+            if _names_in(getattr(one, "__wrapped__", None)) & (_DRAWS | set(changing)) or _has_changing_keys(one)
         )
 
     def changed_since(self, earlier: "Caches", script: Collection[str]) -> list[str]:
@@ -58,7 +58,10 @@ class Caches:
             name
             for name, one in self._new_since(earlier)
             if any(kind_of(result) in _CHANGES for _, result in results_in(one))
-            and any(is_changed_in_place(shown, script) for shown in {one.__name__, *re.findall(r"\w+", name)[-1:]})
+            and any(
+                is_changed_in_place(shown, script)
+                for shown in {getattr(one, "__name__", name), *re.findall(r"\w+", name)[-1:]}
+            )
         )
 
     def _new_since(self, earlier: "Caches") -> Iterator[tuple[str, Any]]:
@@ -77,7 +80,7 @@ class Caches:
             new = [(key, result) for key, result in results_in(one) if id(key) not in before]
             if not new:
                 continue
-            if one.cache_parameters()["maxsize"] is None:
+            if one.cache_info().maxsize is None:
                 table = _table_of(one)
                 for key, _ in new:
                     del table[key]
