@@ -71,6 +71,14 @@ BENCHMARKS = (
         quick=("--quick", "--budget-s", "4"),
     ),
     Benchmark(
+        "step_parts",
+        "benchmarks.step_parts",
+        "the parts of a small step",
+        full_s=200,
+        quick_s=40,
+        quick=("--quick",),
+    ),
+    Benchmark(
         "verify",
         "benchmarks.verify",
         "comparing the replicas' state",

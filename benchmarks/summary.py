@@ -18,6 +18,7 @@ ORDER = (
     "detection",
     "controller",
     "overhead",
+    "step_parts",
     "buddy",
     "verify",
     "scaling",

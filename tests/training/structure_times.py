@@ -108,7 +108,7 @@ class StructureCase:
         """Return the script."""
         acts = f"if {SCHEDULES[self.schedule]}:\n{indent(ACTIONS[self.action], ' ')}"
         where = {PLACES[self.place]: acts if self.is_read else "vars(box)['act']()"}
-        after = f"if step.committed:\n{indent(where['after'], ' ')}" if "after" in where else ""
+        after = where.get("after", "")  # also after an attempt that is undone
         block = [
             "x = torch.rand(2, dtype=torch.float64)\nstep.point(0)",
             where.get("before", ""),

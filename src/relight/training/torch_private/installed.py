@@ -43,6 +43,7 @@ NEEDED = {
         "autograd._engine_run_backward",
         "_C._dynamo.eval_frame",
         "amp.GradScaler",
+        "_tensor_str.PRINT_OPTS",
     ),
     "torch.utils._device": ("DeviceContext",),
     "torch._C._distributed_c10d": (

@@ -36,15 +36,32 @@ class StepImages:
     def begin(self, *, learning: bool, writes_come_last: bool) -> None:
         """Copy everything but tensors. `writes_come_last`: nothing is written in front of the barrier."""
         self._private = set(self._state.rank_private.buffers)
-        self._flags.begin()
-        self._attributes.begin(learning=learning)
-        self._settings.begin()
-        self._parameter_attributes.begin()
+        self.begin_modules(learning=learning)
         self.optimizers.begin()
         if learning:
             self.optimizers.take_all()
         late = _CHANGE_AFTER_WRITES if writes_come_last else ()
         self._objects.take([name for name, thing in self._everything.items() if not isinstance(thing, late)])
+
+    def begin_modules(self, *, learning: bool = False) -> None:
+        """Copy modes, attributes and hooks of modules, flags and attributes of parameters, and torch's settings."""
+        self._flags.begin()
+        self._attributes.begin(learning=learning)
+        self._settings.begin()
+        self._parameter_attributes.begin()
+
+    def put_back_modules(self) -> None:
+        """Make these what they were."""
+        self._attributes.roll_back()
+        self._settings.roll_back()
+        self._parameter_attributes.roll_back()
+        self._slots.refresh()
+        self._flags.put_back()
+
+    def keep_modules(self) -> None:
+        """Keep them as they are now."""
+        self._attributes.notice()
+        self._attributes.commit()
 
     def commit(self) -> None:
         """The step counts. Copies of tensors are left to `ImagePlan`."""

@@ -51,7 +51,10 @@ class BrokenSteps:
             self._parts.transaction.interrupted_after_barrier()
         if (reason := self._parts.carried.roll_back()) is not None:
             self._runtime.notices.doubt(reason)
+        step = self._runtime.worker.version
         self.recover(self._runtime.handle(StepLeft(can_be_undone=not changed, torn_by=torn_by)))
+        if self._runtime.worker.version == step:
+            self._parts.transaction.begin_code_after_undo(step)
 
     def _tell_of_torn(self, changed: str, line: str) -> str:
         """Say why this step can be neither finished nor undone, if so; `changed` has no earlier copy.

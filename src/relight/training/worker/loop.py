@@ -121,6 +121,7 @@ class StepLoop:
                 self._broken_steps.recover(actions)
                 continue
             self._checks.refuse_changes_between_steps()
+            self._checks.tell_of_code_after_recovery()
             self._begin_turn()
             show_position(self._runtime)
             parts.publishing.between_steps()
@@ -135,6 +136,7 @@ class StepLoop:
     def _begin_turn(self) -> None:
         """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
         runtime, worker = self._runtime, self._worker
+        self._transaction.undo_code(worker.version)
         doubts = self._carried.turn(sys._getframe()), self._carried.doubts.later()
         for doubt in filter(None, doubts if not runtime.is_rehearsing else ()):
             runtime.notices.doubt(doubt)
@@ -245,7 +247,7 @@ class StepLoop:
         lineage = next_lineage(worker.lineage, worker.version, runtime.world_size)
         actions = worker.handle(happened.StepFinished(lineage, surprise))
         if surprise:
-            self._keep_what_a_surprise_left(actions)
+            _keep_what_a_surprise_left(parts, actions)
         self._carried.commit()
         parts.writes.end_step()
         runtime.page.commit(worker.version, worker.commits)
@@ -264,6 +266,7 @@ class StepLoop:
         if worker.closed:  # a recovery decided to finish this step, or waits for it
             parts.private.note_moves(worker.version)
             self._broken_steps.recover(self._runtime.handle(_WANTED))
+            self._checks.note_recovery()
 
     def _is_to_be_repeated(self) -> bool:
         """Once, early in a job: undo the step and have it computed again, to see whether the bits are the same."""
@@ -277,15 +280,17 @@ class StepLoop:
         self._parts.repeat_check.see_undone(self._carried.roll_back(), self._carried.doubts.of_undone())
         self._runtime.page.stamp(Phase.OUTSIDE)
         self._runtime.handle(happened.StepUndone())
+        self._transaction.begin_code_after_undo(self._worker.version)
         return True
 
-    def _keep_what_a_surprise_left(self, actions: act.Actions) -> None:
-        """All is well after a surprise, unless a failure struck inside: then the bits are doubted."""
-        for action in actions:
-            if isinstance(action, act.KeepPrivateAnew):
-                self._parts.private.keep(self._worker.version)
-            elif isinstance(action, act.Doubt):
-                self._runtime.notices.doubt(action.reason)
+
+def _keep_what_a_surprise_left(parts: Inventory, actions: act.Actions) -> None:
+    """All is well after a surprise, unless a failure struck inside: then the bits are doubted."""
+    for action in actions:
+        if isinstance(action, act.KeepPrivateAnew):
+            parts.private.keep(parts.runtime.worker.version)
+        elif isinstance(action, act.Doubt):
+            parts.runtime.notices.doubt(action.reason)
 
 
 def _report_first_commit(parts: Inventory, step: Step, forward_ns: int) -> None:

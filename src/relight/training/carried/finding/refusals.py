@@ -80,8 +80,17 @@ def of_iterator(one: Kept, value: Any) -> UsageError:
     )
 
 
-def of_module(one: Kept, module: nn.Module) -> UsageError:
-    """A variable of the script that stands for another module in some steps, or for one that steps change."""
+def of_module(one: Kept, module: nn.Module, *, is_part: bool) -> UsageError:
+    """A variable of the script that stands for another module in some steps, or for one that steps change.
+
+    `is_part`: of what was handed over.
+    """
+    if is_part:
+        return UsageError(
+            f"{one.where}: {one.name}, {name_of(module)}, is part of what was handed over, and code of a step puts "
+            f"another parameter or layer into it, or lets {one.name} stand for another part. Write parameters in place "
+            f"(with torch.no_grad(): parameter.copy_(...)); of layers, {_CHOOSE.format(one.name)}"
+        )
     has_state = any(True for _ in module.parameters()) or any(True for _ in module.buffers())
     instead = f"relight.Training({_HAND_OVER.format(one.name)}"
     if not has_state:

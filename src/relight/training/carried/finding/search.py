@@ -16,6 +16,7 @@ from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.reading.hooks import made_in
 from relight.training.carried.reading.names import Found, Names, names_of
+from relight.training.carried.values.parts import is_part
 from relight.training.carried.values.trees.words import Unsupported, name_of
 from relight.training.carried.values.trees.writer import write_down
 from relight.training.state.values.kinds import is_fixed, kind_of
@@ -123,7 +124,7 @@ class Search:
                 raise refusals.of_iterator(one, value)
             self._catalog.leave_out(one, f"{name_of(value)} cannot be carried")
         elif one.decides and isinstance(value, nn.Module) and kind_of(value) != "object":
-            raise refusals.of_module(one, value)
+            raise refusals.of_module(one, value, is_part=is_part(catalog.parts, value))
         elif one.feeds and is_fixed(value) and len(found.place) == 1 and iteration.makes_anew(one.name, value):
             raise refusals.of_function(one)
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from relight.errors import UsageError
 from relight.training.state.modules.attribute_uses import describe_not_kept, is_not_kept, is_state
+from relight.training.state.modules.exchanged import ExchangedParameters
 from relight.training.state.modules.hooks import HookLog
 from relight.training.state.modules.plain_values import (
     EXCERPT_BYTES,
@@ -31,7 +32,7 @@ from relight.training.state.modules.plain_values import (
 from relight.training.state.modules.slots import view_test
 from relight.training.state.values.marks import changed, put_back, remember
 from relight.training.torch_private.autograd import not_compiled
-from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, tables_in
+from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, parameters_in, tables_in
 from relight.transfer.io.codec import encode_tree
 
 _MISSING = object()
@@ -77,6 +78,7 @@ class AttributeLog:
         self._modes: ModeWatcher | None = None
         self.differ = False  # between ranks, once seen
         self.assigned_buffers = 0  # how often a buffer was assigned
+        self._exchanged = ExchangedParameters()
 
     def install(self, modes: ModeWatcher | None = None) -> None:
         """Log what is assigned to these modules from now on; `modes` is called before train() or eval() of one."""
@@ -126,6 +128,8 @@ class AttributeLog:
         holder = next((t for t in (tables, *tables_in(module)) if name in t), None)
         if holder is buffers_in(module):
             self.assigned_buffers += 1
+        if holder is parameters_in(module):
+            self._exchanged.note(self._path(key), holder, name)
         if name == "training" and self._recording and self._modes is not None:
             self._modes.before_mode(module)
         if self._recording:
@@ -133,7 +137,8 @@ class AttributeLog:
         elif name not in _NO_STATE:
             self._looked_at.discard(key)
             self._steady.pop(key, None)
-            self._before_between(key)
+            if holder is None or holder is tables:  # parameters, buffers and submodules are no attributes
+                self._before_between(key)
 
     def _note_order(self, module: nn.Module, name: str) -> None:
         """An attribute is about to be deleted; if it is assigned again, it comes last."""
@@ -150,6 +155,7 @@ class AttributeLog:
         """Begin a step. `learning`: find out which containers it changes in place."""
         self._before.clear()
         self._orders.clear()
+        self._exchanged.look()
         self._recording, self._learning = True, learning
         self._hooks.begin()
         is_view = view_test(module for _, module in self._paths.values())
@@ -162,6 +168,7 @@ class AttributeLog:
     def roll_back(self) -> None:
         """Make every attribute and hook what it was when the step began."""
         self._recording = False
+        self._exchanged.forget()
         self._hooks.roll_back()
         for (module_id, name), (holder, value) in reversed(self._before.items()):
             module = self._paths[module_id][1]
@@ -206,6 +213,7 @@ class AttributeLog:
     def commit(self) -> None:
         """Keep the values that the step assigned."""
         self._hooks.commit()
+        self._exchanged.look()
         if self._compared:
             self._compare_containers()  # also what changed after an early barrier
             moved = self._change_in_place | self._before.keys()
@@ -229,7 +237,7 @@ class AttributeLog:
     def risk(self) -> str:
         """Return the reason why a recovery cannot vouch for equal bits, if some attribute cannot be kept any more."""
         large = (path for path, key in self._state.items() if is_too_large(self._value(key)))
-        return next(map(describe_not_kept, sorted({*self._unkept, *large})), "")
+        return next(map(describe_not_kept, sorted({*self._unkept, *large})), "") or self._exchanged.risk()
 
     # --- state of this rank alone -------------------------------------------------------------------------------
     @property
