@@ -41,6 +41,7 @@ TITLES = {
     "detection": "Noticing a failure, stopping the survivors",
     "controller": "The controller's own death",
     "overhead": "Overhead without failures",
+    "step_parts": "The parts of a small step",
     "buddy": "Buddy memory while nothing fails",
     "verify": "Comparing replicas while nothing fails",
     "scaling": "Recovery against the number of workers",
