@@ -51,6 +51,7 @@ NOT_TORCH = {
     "_forward_cache": "torchmetrics",
     "_get_grad_norm": "transformers.Trainer",
     "_get_learning_rate": "transformers.Trainer",
+    "_current_frames": "sys",
     "_getframe": "sys",
     "_globalstep_last_logged": "transformers.Trainer",
     "_init_training_state": "transformers.Trainer",

@@ -49,6 +49,13 @@ def test_a_common_shape_survives_kills_in_phases(name: str, plain: dict[str, str
     assert verdict in (Verdict.EQUAL, Verdict.REFUSED), f"{verdict}: {words}"
 
 
+def test_code_after_a_block_changes_modules_once() -> None:
+    """It runs after an attempt that is undone, too."""
+    name, faults = "modes_between_steps", ["kill rank 1 in BACKWARD of step 7"]
+    verdict, words = judge(killed_in_phases(name, faults), undisturbed(name).digests)
+    assert verdict is Verdict.EQUAL, f"{verdict}: {words}"
+
+
 @pytest.mark.parametrize("name", ADDED_UP)
 def test_gradients_are_added_up_in_the_order_of_torchrun(name: str, plain: dict[str, str]) -> None:
     assert undisturbed(name).digests == digests_in(plain[name])

@@ -21,8 +21,7 @@ from torch import nn
 from relight.errors import UsageError
 from relight.script_files import adopt_caller
 from relight.training.carried.carried import Carried
-from relight.training.state.modules.modes import modes_of
-from relight.training.state.modules.structure import structure, structure_differs
+from relight.training.state.modules.structure import structure_differs
 from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.needs import listed
@@ -122,7 +121,6 @@ class Job:
         self._moved = (-1, "")  # the newest step in which values moved on that are only shown
         self._boundary: Any = None  # the fingerprint of the state after the newest step
         self._first_end: bytes | None = None  # of the step that is computed twice
-        self._built: Any = None  # modes and structure of modules, where a rank is lost before code between steps
 
     # --- what a script sees -----------------------------------------------------------------------------------------
     def offers(self, directory: Path) -> dict[str, Any]:
@@ -213,9 +211,8 @@ class Job:
     def _tell_later(self) -> None:
         """Tell what was seen since the last step, or have a survivor tell it if a rank may be lost there."""
         later = self.carried.doubts.later()
-        if self._built is not None and self._built != self._described():
+        if self.state.built.have_changed():
             later = later or "code after a block changed modules, and a rank was lost before that"
-        self._built = None
         if self.moments and self.moments[-1].place == f"after step {self.version - 1}":
             self.moments[-1] = replace(self.moments[-1], told=self.moments[-1].told or later)
         else:
@@ -312,7 +309,7 @@ class Job:
         if is_recorded:
             self._record("after", surprise or self._risk_now(), private)
         if is_recorded or self._is_struck:
-            self._built = self._described()
+            self.state.built.note()
         if self._is_struck:
             self._recover()
 
@@ -402,12 +399,6 @@ class Job:
                 files=self._files.contents(),
             )
         )
-
-    def _described(self) -> Any:
-        """As `ScriptChecks` does."""
-        modules = self.state.modules
-        parameters = [id(parameter) for module in modules.values() for parameter in module.parameters()]
-        return {owner: modes[:2] for owner, modes in modes_of(modules).items()}, structure(modules), parameters
 
     def _risk_now(self) -> str:
         """Return what a rank tells at a recovery."""

@@ -79,7 +79,7 @@ SHAPES = {
 
 
 # What a step does: (its code, names of the parameters that it unfreezes)
-THAWS = {
+UNFREEZES = {
     "a module": ("if step.number == 5: net[0].requires_grad_(True)", "0.weight 0.bias"),
     "without an argument": ("if step.number == 5: net.requires_grad_()", "0.weight 0.bias"),
     "a parameter": ("if step.number == 5: net[0].bias.requires_grad = True", "0.bias"),
@@ -99,16 +99,16 @@ def unfreeze(layer):
 """
 
 
-@pytest.mark.parametrize("name", THAWS)
+@pytest.mark.parametrize("name", UNFREEZES)
 def test_finds_what_steps_unfreeze(name: str, tmp_path: Path) -> None:
-    block, expected = THAWS[name]
+    block, expected = UNFREEZES[name]
     setup = f"{SETUP}\n{UNFREEZE}\nimport builtins\nbuiltins.net_of_test = net"
     source = f"{setup}\nfor step in steps(net, opt):\n with step as b:\n{indent(block, '  ')}\n"
     names = read_script(source, tmp_path)
     net = vars(builtins).pop("net_of_test")
     assert names is not None
-    thawed = {id(parameter) for _, parameters in names.thawed for parameter in parameters}
-    assert [name for name, p in net.named_parameters() if id(p) in thawed] == expected.split()
+    unfrozen = {id(parameter) for _, parameters in names.unfrozen for parameter in parameters}
+    assert [name for name, p in net.named_parameters() if id(p) in unfrozen] == expected.split()
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -175,7 +175,7 @@ CASES = {
         "torch",
     ),
     "counter": Case("itertools.count(1)", "next(made)", "made", "made"),
-    "counter behind a function": Case("itertools.count(2.5, 3).__next__", "made()", "made.__self__", "made"),
+    "counter bound to a function": Case("itertools.count(2.5, 3).__next__", "made()", "made.__self__", "made"),
     "counter of a class": Case(
         "type('Own', (Thing,), {'ids': itertools.count()})", "next(made.ids)", "made.ids", "made"
     ),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from relight.training.state.modules.plain_values import MOST_BYTES, pack, plain_bytes, put_in_place, unpack
-from relight.training.state.values.kinds import blocks_in, can_be_carried
+from relight.training.state.values.kinds import attributes_of, blocks_in, can_be_carried
 from relight.training.state.values.marks import changed, remember
 from relight.transfer.io.codec import decode_tree, encode_tree
 
@@ -105,6 +105,24 @@ def test_the_order_of_keys_is_kept() -> None:
 
 class Holder:
     """Has attributes."""
+
+
+class Guarded:
+    """Counts how often its attributes are asked for, and answers with errors of its own."""
+
+    __slots__ = ("asked", "value")
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "asked", 0)
+        object.__setattr__(self, "value", 3)
+
+    def __getattribute__(self, name: str) -> Any:
+        object.__setattr__(self, "asked", object.__getattribute__(self, "asked") + 1)
+        raise KeyError(name)
+
+
+def test_attributes_are_read_without_code_of_the_class() -> None:
+    assert attributes_of(Guarded()) == {"asked": 0, "value": 3}
 
 
 @pytest.mark.parametrize("kind", ["dict", "list", "set", "deque", "object"])

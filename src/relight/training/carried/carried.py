@@ -181,7 +181,7 @@ class Carried:
 
     def _put_in(self) -> None:
         self._missed = False
-        self.doubts.homeless(self._adoption.put_in())
+        self.doubts.note_ownerless(self._adoption.put_in())
         self._spots.frames.forget()
 
     # --- the private state -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ _LATE = (
     "and so neither undone with a step nor carried to a replacement. If a step depends on it: training.carry(...); "
     "else training.carry(ignore=(...,))"
 )
-_HOMELESS = (
+_OWNERLESS = (
     "{names}: kept in an object that this rank has, and that its replacement, built as the last rank, has not. Make it "
     "on all ranks, or anew in job.on_rank_change(...), or let standbys build when they have a rank: "
     "relight.init(late_standby=True)"
@@ -27,7 +27,7 @@ class Doubts:
         self._spots = catalog.loop.spots
         self._files = catalog.loop.spots.settings.files
         self._is_asked = False  # by a recovery, since the last turn
-        self._later = self._homeless = ""
+        self._later = self._ownerless = ""
 
     def risk(self) -> str:
         """Return the reason why a recovery cannot vouch for equal bits, if something changes and is not carried."""
@@ -39,20 +39,20 @@ class Doubts:
         return risk
 
     def turn(self, late: Collection[Kept]) -> None:
-        """The loop asks for a step. `late`: values that code behind the last one was seen to change at first."""
+        """The loop asks for a step. `late`: values that code after the last step was first seen to change."""
         is_asked, self._is_asked = self._is_asked, False
         if is_asked:
             names = sorted({one.name for one in late if one.feeds})
             self._later = UNSETTLED.format(names=", ".join(names)) if names else self._told()
 
-    def homeless(self, names: Collection[str]) -> None:
-        """A replacement has got values of these names, and not the objects that they belong to."""
+    def note_ownerless(self, names: Collection[str]) -> None:
+        """Note that a replacement has got values of these names, and not the objects that they belong to."""
         if names:
-            self._homeless = _HOMELESS.format(names=", ".join(sorted(names)))
+            self._ownerless = _OWNERLESS.format(names=", ".join(sorted(names)))
 
     def later(self) -> str:
         """Return the reason that a recovery could not tell yet: the script has run on since, up to the turn."""
-        later, self._later, self._homeless = self._homeless or self._later, "", ""
+        later, self._later, self._ownerless = self._ownerless or self._later, "", ""
         return later or self._files.doubt_later()
 
     def of_undone(self) -> str:

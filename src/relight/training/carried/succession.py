@@ -205,7 +205,7 @@ class Adoption:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._pending: dict[str, Any] | None = None
-        self._homeless: list[str] = []
+        self._ownerless: list[str] = []
         self._moving: list[str] = []  # keys of what is only shown, and was seen elsewhere to move on after it was kept
 
     @property
@@ -245,7 +245,7 @@ class Adoption:
 
     def put_in(self) -> list[str]:
         """Give the places their values. Returns the names of places that are in no object of this process."""
-        tree, self._pending, self._homeless = self._pending, None, []
+        tree, self._pending, self._ownerless = self._pending, None, []
         assert tree is not None
         self._put_in_all(tree["names"])
         if self._catalog.loop.is_found:
@@ -255,7 +255,7 @@ class Adoption:
         for key in self._moving:
             if (one := self._catalog.kept.get(key)) is not None:
                 one.moves_on = not one.feeds
-        return self._homeless
+        return self._ownerless
 
     def _put_in_all(self, trees: dict[str, Any]) -> None:
         reader = Reader(self._catalog.homes, self._catalog.parts, self._holder_at)
@@ -266,7 +266,7 @@ class Adoption:
                 try:
                     spot.set(value)
                 except AttributeError:  # one rank alone has the object (`saver = Saver() if rank == 0 else None`)
-                    self._homeless.append(one.name)
+                    self._ownerless.append(one.name)
 
     def _holder_at(self, key: str) -> Any:
         spot = self._catalog.loop.spots.find(place_of(key))

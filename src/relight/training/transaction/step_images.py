@@ -72,12 +72,8 @@ class StepImages:
 
     def put_back(self) -> None:
         """Make everything but the gradients what it was when the step began."""
-        self._attributes.roll_back()
-        self._settings.roll_back()
-        self._parameter_attributes.roll_back()
         self._access.put_back()  # before contents: a parameter may lie in the memory of another tensor
-        self._slots.refresh()
-        self._flags.put_back()
+        self.put_back_modules()
         self.tensors.put_back()
         self._state.rank_private.buffers = self._private  # for the version gone back to, no rank has kept other buffers
         self.optimizers.put_back()

@@ -10,8 +10,6 @@ import torch
 
 from relight.errors import UsageError
 from relight.training.carried.code.misuse import accumulates_by_hand, takes_steps_in, yields_inside
-from relight.training.state.modules.modes import modes_of
-from relight.training.state.modules.structure import structure
 from relight.training.torch_private.script_modes import Modes, modes_now, names_of_modes, return_to
 from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
@@ -38,7 +36,6 @@ class ScriptChecks:
         self._modes_of_loop: Modes | None = None  # that the script is in when it asks for a step
         self._modes_of_block: Modes = ((), ())  # and where the block of the step under way began
         self._fingerprint: tuple[Any, ...] | None = None  # of what steps alone may change, after the newest one
-        self._built: Any = None  # modes and structure of modules, where a recovery came before code between two steps
 
     def look_at_loop(self, frame: FrameType, called_at: Sequence[tuple[str, int]]) -> None:
         """Refuse, before the first step, a loop that a repeated step would take further; see `takes_steps_in`."""
@@ -52,18 +49,12 @@ class ScriptChecks:
 
     def note_recovery(self) -> None:
         """Note a recovery at the end of a block: a replacement does not run the code that comes after that block."""
-        self._built = self._described()
+        self._parts.state.built.note()
 
     def tell_of_code_after_recovery(self) -> None:
         """Doubt the bits if that code has changed modules in a way that a copy of the state would have had."""
-        if self._built is not None and self._built != self._described():
+        if self._parts.state.built.have_changed():
             self._runtime.notices.doubt(_AFTER_BLOCK)
-        self._built = None
-
-    def _described(self) -> tuple[Any, ...]:
-        modules = self._parts.state.modules
-        modes = {owner: (training, trained) for owner, (training, trained, _) in modes_of(modules).items()}
-        return modes, structure(modules), {owner: list(map(id, one.parameters())) for owner, one in modules.items()}
 
     def look_at_block(self, frame: FrameType) -> None:
         """Refuse what the code of the block shows to be wrong, before anything is computed.

@@ -17,8 +17,8 @@ from relight.training.carried.finding.late_modules import LateModules
 from relight.training.carried.finding.loop import Loop
 from relight.training.carried.finding.places import key_of, leads_into_function, place_of
 from relight.training.carried.finding.spots.spot import MISSING, Spot
+from relight.training.carried.finding.told.fingerprinted import Fingerprinted
 from relight.training.carried.finding.told.orders import is_iterated
-from relight.training.carried.finding.told.sighted import Sighted
 from relight.training.carried.finding.told.unrepeatable import Unrepeatable
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
@@ -58,9 +58,9 @@ class Catalog:
         # Attributes that the code sets on tensors, on parameters perhaps, and whether after the last write of a step.
         self.watched: dict[str, bool] = {}
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
-        sighted = Sighted(lambda thing: is_part_of(self.parts, thing) or self.is_foreign(thing))
+        fingerprinted = Fingerprinted(lambda thing: is_part_of(self.parts, thing) or self.is_foreign(thing))
         self.unrepeatable = Unrepeatable(
-            self.comparison.look, self._is_told_otherwise, sighted, self._spots.settings.files
+            self.comparison.look, self._is_told_otherwise, fingerprinted, self._spots.settings.files
         )
 
     @property

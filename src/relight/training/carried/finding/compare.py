@@ -183,7 +183,7 @@ class Comparison:
     def of_loaders(self) -> Iterator[Place]:
         """Generators of loaders, samplers and layers, and how often loaders of accelerate were read.
 
-        An evaluation goes on with them, perhaps not before a later step.
+        An evaluation draws from them, and the first one may come in a later step.
         """
         survey = Survey(self._spots, self._is_foreign, Places(), enters_data=True, rebound=self.rebound)
         for place in survey.found:

@@ -21,8 +21,8 @@ from relight.training.carried.finding.spots.spot import (
     defaults_of,
 )
 from relight.training.carried.values.parts import NoParts, Parts
+from relight.training.state.values.fingerprints import CACHED
 from relight.training.state.values.kinds import attributes_of, can_be_carried, is_fixed, kind_of
-from relight.training.state.values.sights import CACHED
 
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)

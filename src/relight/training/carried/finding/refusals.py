@@ -137,7 +137,7 @@ def of_layer(made: Made) -> UsageError:
     )
 
 
-def of_thawed(made: Made, name: str) -> UsageError:
+def of_unfrozen(made: Made, name: str) -> UsageError:
     """Parameters that some step unfreezes, and that were frozen when DDP wrapped them: seen in the code."""
     return UsageError(
         f"{short(made.file)}:{made.line}: a step unfreezes {made.layer}. {NOT_REDUCED.format(name)}. "

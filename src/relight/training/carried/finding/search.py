@@ -66,7 +66,7 @@ class Search:
             names = names_of(iteration, frames, self._catalog.is_foreign)
             if names.new_layer is not None and not catalog.is_ignored(names.new_layer.layer):
                 raise refusals.of_layer(names.new_layer)
-            self._refuse_thawed(names)
+            self._refuse_unfrozen(names)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
             catalog.dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
             written = {*names.dead, *(found.place for found in names.found.values())}
@@ -88,13 +88,13 @@ class Search:
             "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
         )
 
-    def _refuse_thawed(self, names: Names) -> None:
+    def _refuse_unfrozen(self, names: Names) -> None:
         """Refuse to unfreeze parameters whose gradients DDP leaves to each rank."""
-        frozen = unreduced() if names.thawed else {}
-        for made, parameters in names.thawed:
+        frozen = unreduced() if names.unfrozen else {}
+        for made, parameters in names.unfrozen:
             name = next((frozen[id(parameter)] for parameter in parameters if id(parameter) in frozen), None)
             if name is not None and not self._catalog.is_ignored(made.layer):
-                raise refusals.of_thawed(made, name)
+                raise refusals.of_unfrozen(made, name)
 
     def _keep_found(self, found: Found, iteration: Iteration) -> None:
         where = f"{short(found.file)}:{found.line}"

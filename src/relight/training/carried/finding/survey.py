@@ -23,9 +23,9 @@ from relight.training.carried.values.parts import Parts
 from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.contents import is_container
+from relight.training.state.values.fingerprints import CACHED, has_fingerprint
 from relight.training.state.values.iterators import has_position
 from relight.training.state.values.kinds import items_of, kind_of, members_in
-from relight.training.state.values.sights import CACHED, has_sight
 from relight.training.torch_private.modules import (
     OWN_ATTRIBUTES,
     buffers_in,
@@ -79,7 +79,7 @@ class Survey:
         self._modules_seen: set[Any] = set(_modules_of(spots))
         self.found: dict[Place, Any] = {}
         self.homes: dict[int, Place] = {}  # of objects and containers whose parts were looked at, by `id`
-        self.sighted: dict[Place, Any] = {}  # objects that only a sight shows to have changed
+        self.fingerprinted: dict[Place, Any] = {}  # objects that only a fingerprint shows to have changed
         self._ahead: deque[tuple[Place, Any, int]] = deque()  # what is near is looked at first
         names = list(_names(spots))
         self._look_at_all(named for named in names if named[0] not in rebound)
@@ -185,8 +185,8 @@ class Survey:
         if self._is_foreign(value):
             return
         self._seen.add(id(value))
-        if has_sight(value):
-            self.sighted[place] = value
+        if has_fingerprint(value):
+            self.fingerprinted[place] = value
         if (spot := contents_of(value)) is not None:
             contents, there = spot.get(), (*place, CONTENTS)
             if kind_of(contents) == "opaque":
@@ -217,9 +217,8 @@ class Survey:
                     continue
         elif isinstance(value, nn.Module):
             is_own = is_user_type(type(value))
-            for name, one in list(
-                vars(value).items()
-            ):  # of a library's (a metric), what may be sums and lists of values
+            # Of a library's module (a metric), what may be sums and lists of values.
+            for name, one in list(vars(value).items()):
                 is_shown = name[0] != "_" or (is_own and _is_in_script(value, name))
                 if is_shown and (is_own or isinstance(one, _SUMS)):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
@@ -234,8 +233,8 @@ class Survey:
             return
         self.attributes[place] = frozenset(vars(kind))
         for name, one in list(vars(kind).items()):
-            if isinstance(one, (staticmethod, classmethod)) and has_sight(one.__func__):
-                self.sighted[*place, ("attribute", name, "")] = one.__func__
+            if isinstance(one, (staticmethod, classmethod)) and has_fingerprint(one.__func__):
+                self.fingerprinted[*place, ("attribute", name, "")] = one.__func__
             elif not name.startswith("__"):
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
         for name, part in vars(kind).get("__dataclass_fields__", {}).items():

@@ -52,7 +52,7 @@ class Calls:
         self._flow = reading.flow
 
     def call(self, node: ast.Call, use: Use, *, is_statement: bool) -> Ref:
-        self._reading.thawing.note(node)
+        self._reading.unfreezing.note(node)
         return self._reading.making.note_call(node, self._call(node, use, is_statement=is_statement))
 
     def _call(self, node: ast.Call, use: Use, *, is_statement: bool) -> Ref:

@@ -52,7 +52,7 @@ class Names:
     set_on_tensors: dict[str, bool] = field(default_factory=dict)
     shown_after: list[str] = field(default_factory=list)  # those that code after the loop may read
     new_layer: Made | None = None  # that some step makes and puts into a module which was handed over
-    thawed: list[tuple[Made, list[torch.Tensor]]] = field(default_factory=list)  # parameters that steps unfreeze
+    unfrozen: list[tuple[Made, list[torch.Tensor]]] = field(default_factory=list)  # parameters that steps unfreeze
 
 
 def is_of_a_call(place: Place, loop: int) -> bool:
@@ -77,7 +77,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     names = Names(
         set_on_tensors=flow.attributes_of_tensors(),
         new_layer=reading.making.new_layer(),
-        thawed=reading.thawing.found(),
+        unfrozen=reading.unfreezing.found(),
     )
     shown_after = []
     for key, (file, line) in flow.writes.items():

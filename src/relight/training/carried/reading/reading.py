@@ -13,7 +13,7 @@ from relight.training.carried.reading.functions import Functions
 from relight.training.carried.reading.making import Making
 from relight.training.carried.reading.statements import Statements
 from relight.training.carried.reading.targets import Targets
-from relight.training.carried.reading.thawing import Thawing
+from relight.training.carried.reading.unfreezing import Unfreezing
 
 
 class Reading:
@@ -42,7 +42,7 @@ class Reading:
         self.expressions = Expressions(self)
         self.calls = Calls(self)
         self.making = Making(self)
-        self.thawing = Thawing(self)
+        self.unfreezing = Unfreezing(self)
         self.functions = Functions(self)
         self.statements = Statements(self)
         self.targets = Targets(self)

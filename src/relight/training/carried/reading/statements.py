@@ -24,7 +24,7 @@ class Statements:
 
     def body(self, statements: Sequence[ast.stmt]) -> None:
         for statement in statements:
-            self._reading.thawing.note(statement)
+            self._reading.unfreezing.note(statement)
             self._statement(statement)
 
     def _statement(self, node: ast.stmt) -> None:

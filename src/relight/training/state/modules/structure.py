@@ -5,11 +5,13 @@ head, a hook) it lacks; so every copy of the state says how the modules of its s
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import xxhash
 from torch import nn
 
 from relight.training.state.modules.hooks import hook_name
+from relight.training.state.modules.modes import modes_of
 from relight.training.torch_private.modules import buffers_in, hooks_in, parameters_in
 from relight.words import listed
 
@@ -52,3 +54,25 @@ def _digest(path: str, module: nn.Module) -> str:
     own = f"{[*parameters_in(module)]} {[*buffers_in(module)]}"
     text = f"{path} {type(module).__qualname__} {own} {hooks} {methods}"
     return xxhash.xxh32_hexdigest(text.encode())
+
+
+class BuiltModules:
+    """Compares modes, `requires_grad`, layers, hooks and the parameters themselves with those of an earlier moment."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules = modules
+        self._noted: tuple[Any, ...] | None = None
+
+    def note(self) -> None:
+        """Remember them as they are now."""
+        self._noted = self._described()
+
+    def have_changed(self) -> bool:
+        """Return whether they have changed since they were noted, if they were; and forget that."""
+        noted, self._noted = self._noted, None
+        return noted is not None and noted != self._described()
+
+    def _described(self) -> tuple[Any, ...]:
+        modes = {owner: (training, trained) for owner, (training, trained, _) in modes_of(self._modules).items()}
+        parameters = [id(parameter) for module in self._modules.values() for parameter in module.parameters()]
+        return modes, structure(self._modules), parameters

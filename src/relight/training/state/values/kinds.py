@@ -145,7 +145,7 @@ def made_of(kind: Any) -> Any:
 
 def attributes_of(value: Any) -> dict[str, Any]:
     """The memory of an object of a plain class."""
-    if isinstance(value, nn.Module):
+    if issubclass(type(value), nn.Module):  # `isinstance` asks the object for its class
         return attributes_of_layer(value)
     found = dict(_stored(value, "__dict__", {}))
     for base in type(value).__mro__:
@@ -164,8 +164,8 @@ def factory_of(value: Any) -> Any:
 
 
 def _stored(value: Any, name: str, otherwise: Any) -> Any:
-    """Return an attribute that is in the memory of an object. A `__getattr__` of its class may raise anything."""
-    lookup: Any = type(value).__getattribute__  # threading.local has one of its own
+    """Return an attribute that is in the memory of an object, without code of its class, which may raise anything."""
+    lookup: Any = local.__getattribute__ if issubclass(type(value), local) else object.__getattribute__
     try:
         return lookup(value, name)
     except AttributeError:
@@ -176,7 +176,7 @@ def attributes_beside(value: Any) -> dict[str, Any]:
     """Attributes that a tensor or container has beside its contents: of a class of the user's, or of a state_dict()."""
     if type(value) in _WITHOUT:
         return {}
-    found: dict[str, Any] = getattr(value, "__dict__", {})
+    found: dict[str, Any] = _stored(value, "__dict__", {})
     return {} if found is value else found
 
 

@@ -5,6 +5,7 @@ that relight does not know of, which the step reads and changes, the second atte
 once, in a job's second step, while little is lost. A failure that comes first puts it off to the next attempt.
 """
 
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import xxhash
 
 from relight.device.choose import accelerator
 from relight.errors import UsageError
+from relight.training.carried.code.source import user_frames
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
 from relight.transfer.io.codec import Flat, local_part, tensor_digests
@@ -61,15 +63,15 @@ class RepeatCheck:
         return False
 
     def see_undone(self, lasting: str | None, doubt: str) -> None:
-        """The attempt is undone. Raises UsageError for a reason why the next one may end with other bits.
+        """The attempt is undone. Raises UsageError for `lasting`: why the next one may end with other bits.
 
         Where other threads of the script run, such as one that writes statistics, these may have made the change, and
-        no step depend on it: a recovery tells of it, and the job goes on. `doubt`: a reason that ends no job.
+        no step depend on it: then it is a doubt. `doubt`: a reason that ends no job.
         """
         if lasting is not None and not _has_threads_of_script():
             raise UsageError(lasting)
-        if doubt:
-            self._runtime.notices.doubt(doubt)
+        for reason in filter(None, (lasting, doubt)):
+            self._runtime.notices.doubt(reason)
 
     def _digests(self) -> dict[str, int]:
         """Digests of each tensor and object after the step, by its path."""
@@ -106,8 +108,10 @@ class RepeatCheck:
 
 
 def _has_threads_of_script() -> bool:
-    main = threading.main_thread()
-    return any(one is not main and not one.name.startswith("relight") for one in threading.enumerate())
+    """Return whether a thread other than the main one runs code of the script."""
+    frames = sys._current_frames()
+    frames.pop(threading.main_thread().ident or 0, None)
+    return any(True for frame in frames.values() for _ in user_frames(frame))
 
 
 def _of_device() -> str:

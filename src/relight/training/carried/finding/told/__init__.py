@@ -1,1 +1,1 @@
-"""Values that can be neither undone nor carried: their changes are told after a recovery, and end no job."""
+"""Values that can be neither undone nor carried: a recovery reports that they changed, and the job goes on."""

@@ -11,8 +11,8 @@ from torch import nn
 
 from relight.script_files import is_user_type
 from relight.training.carried.code.source import source_of
+from relight.training.state.values.fingerprints import results_in
 from relight.training.state.values.kinds import kind_of
-from relight.training.state.values.sights import results_in
 
 _DRAWS = frozenset(
     "rand randn randint randperm rand_like randn_like randint_like normal uniform random choice choices shuffle sample "
@@ -20,7 +20,7 @@ _DRAWS = frozenset(
     "kaiming_normal_ xavier_uniform_ xavier_normal_ normal_ uniform_ Linear Conv2d Embedding".split()
 )
 _CHANGES = frozenset("list dict set deque object objects generator bytearray tensor array stream".split())
-_CHANGED = (  # behind an expression
+_CHANGED = (  # what follows an expression that is changed in place
     r"(?:\.\w+|\[[^\]\n]*\])*(?:(?:\.\w+|\[[^\]\n]*\])\s*(?:[-+*/%|&^]|\*\*|//)?=(?!=)"
     r"|\.(?:\w+_|append\w*|extend\w*|insert|add|update|set\w*|pop\w*|put|remove|discard|clear|sort|reverse)\()"
 )

@@ -1,7 +1,7 @@
 """Values that an undone step or a replacement cannot get back: what relight tells after a recovery, by their names.
 
-An undisturbed job goes on with them. In the step that is computed twice, early in a job, they may change twice: that is
-told as well.
+Their changes end no job. In the step that is computed twice, early in each job, they may change twice, which is
+reported, too.
 """
 
 import re
@@ -14,9 +14,9 @@ from relight.training.carried.code.source import mentioned
 from relight.training.carried.finding.spots.files import Files
 from relight.training.carried.finding.survey import Survey
 from relight.training.carried.finding.told.caches import Caches
+from relight.training.carried.finding.told.fingerprinted import Fingerprinted
 from relight.training.carried.finding.told.process import OfProcess
-from relight.training.carried.finding.told.sighted import Sighted
-from relight.training.state.values.sights import CACHED, is_database
+from relight.training.state.values.fingerprints import CACHED, is_database
 from relight.words import listed
 
 _CACHED = (
@@ -44,7 +44,7 @@ class Unrepeatable:
         self,
         look: Callable[[], Survey],
         is_told_otherwise: Callable[[Place], bool],
-        sighted: Sighted,
+        fingerprinted: Fingerprinted,
         files: Files,
     ) -> None:
         """Nothing is watched yet.
@@ -52,11 +52,11 @@ class Unrepeatable:
         Args:
             look: finds what the script can reach.
             is_told_otherwise: of a place that is carried, was left out, or does not matter.
-            sighted: the sights of these objects.
+            fingerprinted: the fingerprints of these objects.
             files: that steps read.
         """
         self._look, self._is_told_otherwise = look, is_told_otherwise
-        self._sighted, self._files = sighted, files
+        self._sighted, self._files = fingerprinted, files
         self._process = OfProcess()
         self._caches = self._now = Caches()
         self._script: Collection[str] = ()  # its modules
@@ -91,7 +91,7 @@ class Unrepeatable:
         """The step under way is undone: it has computed nothing, as far as it can be helped."""
         self._files.roll_back()
         if self._now.have_grown:
-            self._kept.update(_caches_in(self._look().sighted).forget_since(self._now))
+            self._kept.update(_caches_in(self._look().fingerprinted).forget_since(self._now))
 
     def doubt_of_undone(self) -> str:
         """Return why a step that is computed twice may leave other bits than one that is computed once, or ""."""
@@ -116,11 +116,11 @@ class Unrepeatable:
 
     def forget_results(self) -> None:
         """Forget the results that only a rehearsal has computed."""
-        _caches_in(self._look().sighted).forget_since(self._caches)
+        _caches_in(self._look().fingerprinted).forget_since(self._caches)
 
     def _found_in(self, survey: Survey) -> dict[Place, Any]:
-        """The objects that only a sight shows to have changed; databases in files only if the script reads any."""
-        found = survey.sighted
+        """Objects that only a fingerprint shows to have changed; databases in files only if the script reads any."""
+        found = survey.fingerprinted
         return found if self._reads_tables else {at: one for at, one in found.items() if not is_database(one)}
 
     def _told(self, places: Collection[Place], more: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Objects that only a sight shows to have changed: seen at the beginning of the loop, and now and then from then on."""
+"""Objects that only a fingerprint shows to have changed: taken when the loop begins, and in some steps after that."""
 
 import weakref
 from collections.abc import Callable
@@ -7,20 +7,20 @@ from typing import Any
 
 from relight.training.carried.code.refs import Place
 from relight.training.state.values.contents import Digests
-from relight.training.state.values.sights import differs, sight_of
+from relight.training.state.values.fingerprints import differs, fingerprint_of
 
 
 @dataclass(frozen=True)
 class _Seen:
     place: Place
     value: Callable[[], Any]  # the object, or None once it is gone
-    sight: Any
+    fingerprint: Any
 
 
 _Look = dict[int, _Seen]  # by the `id` of the object
 
 
-class Sighted:
+class Fingerprinted:
     """Compares the objects of now with the same ones as they were first, and when they were looked at last."""
 
     def __init__(self, is_kept_otherwise: Callable[[Any], bool]) -> None:
@@ -48,7 +48,9 @@ class Sighted:
 
     def _look(self, found: dict[Place, Any]) -> _Look:
         digests = Digests(self._is_kept_otherwise)
-        return {id(value): _Seen(place, _reference(value), sight_of(value, digests)) for place, value in found.items()}
+        return {
+            id(value): _Seen(place, _reference(value), fingerprint_of(value, digests)) for place, value in found.items()
+        }
 
     @staticmethod
     def _of(earlier: _Look, number: int, now: _Seen) -> _Seen:
@@ -61,7 +63,9 @@ def _differing(before: _Look, now: _Look) -> set[Place]:
     return {
         one.place
         for number, one in now.items()
-        if number in before and before[number].value() is one.value() and differs(before[number].sight, one.sight)
+        if number in before
+        and before[number].value() is one.value()
+        and differs(before[number].fingerprint, one.fingerprint)
     }
 
 

@@ -1,7 +1,7 @@
-"""Sights of objects that can be neither put back nor written down: they show that such an object has changed.
+"""Fingerprints of objects that can be neither put back nor written down: they show that such an object has changed.
 
 Such are objects of C and of libraries whose state nothing sets, open files and databases, and the results that a cached
-function keeps. Sights of one object are compared within one process.
+function keeps. Fingerprints of one object are compared within one process.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ _BLIND = ("_bz2", "_lzma")  # their objects show nothing
 _SHAKE_BYTES = 32  # of a digest whose length one chooses
 
 
-def has_sight(value: Any) -> bool:
-    """Return whether this is an object that `sight_of` is for."""
+def has_fingerprint(value: Any) -> bool:
+    """Return whether this is an object that `fingerprint_of` is for."""
     kind = type(value)
     return kind in _SEEN or kind.__module__ in (*_HASHES, *_BLIND) or is_database(value)
 
@@ -40,7 +40,7 @@ def is_database(value: Any) -> bool:
     return sqlite is not None and isinstance(value, sqlite.Connection)
 
 
-def sight_of(value: Any, digests: Digests) -> Any:
+def fingerprint_of(value: Any, digests: Digests) -> Any:
     """Return what changes with the object, to be compared by `differs`. None: nothing that matters can."""
     kind = type(value)
     if kind is CACHED:
@@ -63,14 +63,14 @@ def sight_of(value: Any, digests: Digests) -> Any:
 
 
 def differs(before: Any, now: Any) -> bool:
-    """Return whether an object has changed between two sights. Of a cache, only results that it had before count."""
+    """Return whether an object has changed between two fingerprints; of a cache, whether an older result has."""
     if isinstance(before, dict) and isinstance(now, dict):
         return any(now[key][0] == one[0] and now[key] != one for key, one in before.items() if key in now)
     return bool(before != now)
 
 
 class _Blind:
-    """A sight that tells nothing: it differs from every other."""
+    """A fingerprint that tells nothing: it differs from every other."""
 
 
 def results_in(cached: Any) -> Iterator[tuple[Any, Any]]:

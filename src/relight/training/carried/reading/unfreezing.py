@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
 
 
-class Thawing:
+class Unfreezing:
     """Notes `X.requires_grad_(True)` and `X.requires_grad = True`, also in `for p in X.parameters()`."""
 
     def __init__(self, reading: "Reading") -> None:
@@ -25,7 +25,7 @@ class Thawing:
 
     def found(self) -> list[tuple[Made, list[torch.Tensor]]]:
         """Return the places that steps may come to, and the parameters there."""
-        return [(made, thawed) for made, thawed in self._noted if made.may_be(self._reading.flow.writes)]
+        return [(made, unfrozen) for made, unfrozen in self._noted if made.may_be(self._reading.flow.writes)]
 
     def note(self, node: ast.stmt | ast.expr) -> None:
         """A call, an assignment or a loop was read."""
@@ -33,17 +33,17 @@ class Thawing:
             case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Attribute(value=owner, attr="parameters"))):
                 for statement in node.body:  # a condition may choose some
                     inner = statement.value if isinstance(statement, ast.Expr) else statement
-                    thawed = _thawed_by(inner)
-                    if isinstance(thawed, ast.Name) and thawed.id == name:
+                    unfrozen = _unfrozen_by(inner)
+                    if isinstance(unfrozen, ast.Name) and unfrozen.id == name:
                         self._note(owner, statement)
-            case ast.Call() | ast.Assign() if (thawed := _thawed_by(node)) is not None:
-                self._note(thawed, node)
+            case ast.Call() | ast.Assign() if (unfrozen := _unfrozen_by(node)) is not None:
+                self._note(unfrozen, node)
 
-    def _note(self, thawed: ast.expr, node: ast.AST) -> None:
-        owner = self._owner(thawed)
+    def _note(self, unfrozen: ast.expr, node: ast.AST) -> None:
+        owner = self._owner(unfrozen)
         if isinstance(owner, (nn.Module, torch.Tensor)):
             parameters: list[torch.Tensor] = [*owner.parameters()] if isinstance(owner, nn.Module) else [owner]
-            made = Made(type(owner), *self._reading.at(node), self._reading.making.never, ast.unparse(thawed))
+            made = Made(type(owner), *self._reading.at(node), self._reading.making.never, ast.unparse(unfrozen))
             self._noted.append((made, parameters))
 
     def _owner(self, node: ast.expr) -> Any:
@@ -56,13 +56,13 @@ class Thawing:
         return {**modules_in(owner), **parameters_in(owner)}.get(str(name)) if isinstance(owner, nn.Module) else UNKNOWN
 
 
-def _thawed_by(node: ast.AST) -> ast.expr | None:
+def _unfrozen_by(node: ast.AST) -> ast.expr | None:
     """Return what a call or assignment certainly unfreezes, or None."""
     match node:
-        case ast.Call(func=ast.Attribute(value=thawed, attr="requires_grad_"), args=args, keywords=keywords):
-            return thawed if _is_true([*args, *(keyword.value for keyword in keywords)]) else None
-        case ast.Assign(targets=[ast.Attribute(value=thawed, attr="requires_grad")], value=value):
-            return thawed if _is_true([value]) else None
+        case ast.Call(func=ast.Attribute(value=unfrozen, attr="requires_grad_"), args=args, keywords=keywords):
+            return unfrozen if _is_true([*args, *(keyword.value for keyword in keywords)]) else None
+        case ast.Assign(targets=[ast.Attribute(value=unfrozen, attr="requires_grad")], value=value):
+            return unfrozen if _is_true([value]) else None
     return None
 
 
