@@ -143,7 +143,8 @@ def test_second_failure_in_each_stage_of_a_recovery(bench: Bench, name: str) -> 
         assert (recovery.target_version, recovery.steps_repeated) == (4, 0), outcome.describe()
     else:
         assert recovery.target_version == 3, outcome.describe()
-        assert recovery.steps_repeated == 1 or recovery.decision == "forward", outcome.describe()
+        # Only the survivor of both may have begun step 3; rank 0 can be stopped while that one is still before it.
+        assert (recovery.steps_repeated == 1) == (recovery.decision == "back"), outcome.describe()
 
 
 @pytest.mark.parametrize("verb", ["kill", pytest.param("freeze", marks=pytest.mark.all)])
