@@ -331,6 +331,8 @@ def check_dashboard_address(address: str) -> None:
 
 def make_run_dir(asked: str | None, script: str, now: datetime.datetime) -> Path:
     """Make the run's directory, and prove that it can be written by writing. An earlier run's files are kept aside."""
+    if asked == "":  # Path("") is the current directory
+        raise UsageError("--run-dir '': expected a directory; for the current one: --run-dir .")
     is_new = asked is None
     run_dir = Path(asked or "").absolute()
     try:

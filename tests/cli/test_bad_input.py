@@ -103,6 +103,7 @@ def test_a_module_that_does_not_exist(relight: Relight) -> None:
         (["--chaos", "kil rank 0 after step 1"], ["'kil' is no action", "did you mean 'kill'?"]),
         (["--chaos", "kill rank 5 after step 1"], ["no rank 5"]),
         (["--chaos-rate", "2"], ["--chaos-rate 2", "from 0 to 1"]),
+        (["--run-dir", ""], ["--run-dir ''", "expected a directory"]),
     ],
 )
 def test_bad_values(relight: Relight, script: Path, flags: list[str], words: list[str]) -> None:
