@@ -9,7 +9,7 @@ from typing import Any
 
 from relight.training.carried.code.iteration import iteration_of
 from relight.training.carried.code.refs import describe
-from relight.training.carried.code.source import user_frames
+from relight.training.carried.code.source import Position, position_of, user_frames
 from relight.training.carried.reading.names import Names, names_of
 
 _NUMBERS = itertools.count()
@@ -54,7 +54,7 @@ class Steps:
         self.names: Names | None = None
         self.frame: FrameType | None = None
         self.tracked: tuple[Any, ...] = ()
-        self.asked: dict[CodeType, int] = {}
+        self.asked: dict[CodeType, Position] = {}
 
     def is_foreign(self, thing: Any) -> bool:
         is_own = isinstance(thing, FirstStep) or getattr(thing, "gi_code", None) is Steps.__call__.__code__
@@ -62,7 +62,7 @@ class Steps:
 
     def __call__(self, *tracked: Any) -> Iterator[FirstStep]:
         self.tracked = tracked
-        self.asked = {frame.f_code: frame.f_lineno for frame in user_frames(sys._getframe(1))}
+        self.asked = {frame.f_code: position_of(frame) for frame in user_frames(sys._getframe(1))}
         yield FirstStep(self)
 
 

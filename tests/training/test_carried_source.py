@@ -95,6 +95,9 @@ LOOPS = {
     "next in a loop": ("it = steps()\nwhile True:\n step = next(it)\n with step as b:\n  pass", None),
     "enumerate": ("for i, step in enumerate(steps()):\n with step as b:\n  pass", None),
     "enumerate inside": ("for e in [1]:\n for i, step in enumerate(steps()):\n  with step as b:\n   pass", 1),
+    "in one line": ("def train(s):\n with s as b:\n  pass\nfor s in steps(): train(s)", None),
+    "epochs in one line": ("def train(s):\n with s as b:\n  pass\nfor e in [1]: n = e; [train(s) for s in steps()]", 4),
+    "passed on in one line": ("def each():\n for s in steps(): yield s\nfor s in each():\n with s as b:\n  pass", None),
     "a library's loop": ("list(map(lambda _: [s.__enter__() for s in steps()], [1]))", None),
 }
 
@@ -141,6 +144,14 @@ TAKEN = {
     "while": (LOOPS["next in a loop"][0], None),
     "counted": ("it = steps()\nfor i in range(9):\n with next(it) as b:\n  pass", 2),
     "data": ("it = steps()\nfor e in [1]:\n for x in [2, 3]:\n  step = next(it)\n  with step as b:\n   pass", 3),
+    "passed on in one line": (
+        "def each(it):\n for s in it: yield s; print(s)\nfor s in each(steps()):\n with s as b:\n  pass",
+        None,
+    ),
+    "counted in one line": (
+        "def train(s):\n with s as b:\n  pass\nit = steps()\nfor i in range(9): s = next(it); train(s)",
+        5,
+    ),
     "some steps of an epoch": (
         "from itertools import islice\nit = steps()\n"
         "for e in [1]:\n for step in islice(it, 2):\n  with step as b:\n   pass",
@@ -190,6 +201,14 @@ def test_names_gradients_that_are_accumulated_by_hand(name: str, tmp_path: Path)
     source, line = BY_HAND[name]
     found = read(source, tmp_path / "script.py")["by hand"]
     assert found == (None if line is None else f"script.py:{line}")
+
+
+def test_tells_statements_of_one_line_apart(tmp_path: Path) -> None:
+    source = "def train(s):\n with s as b: loss = 1; n = 2\nfor s in steps(): n = 0; train(s); m = n"
+    iteration = read(source, tmp_path / "script.py")["iteration"]
+    said = [ast.unparse(statement) for piece in iteration.pieces for statement in piece.statements]
+    assert said == ["s = None", "n = 0", "with s as b:\n    loss = 1\n    n = 2", "train(s)", "m = n"]
+    assert iteration.computes_above
 
 
 def test_code_without_a_source_has_no_iteration() -> None:

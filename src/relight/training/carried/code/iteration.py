@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from relight.training.carried.code import source
+from relight.training.carried.code.source import Position
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ class Iteration:
         return self.frames == 1 and any(ast.unparse(item.context_expr) in names for item in node.items)
 
 
-def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int = 0) -> Iteration | None:
+def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, Position], line: int = 0) -> Iteration | None:
     """The iteration that the frame of a `with step` is in. None if its source, or its loop, is not found.
 
-    `asked_at`: for the code of each frame that asked for the step, its line then. `line`: of the `with`, if the frame
+    `asked_at`: for the code of each frame that asked for the step, its place then. `line`: of the `with`, if the frame
     does not stand there yet.
     """
     after: list[Piece] = []
@@ -81,13 +82,13 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int =
         node = source.node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
             return None
-        at_line = line if number == 0 and line else here.f_lineno
-        way = source.way_to(source.body_of(node), at_line)
+        at = Position(line) if number == 0 and line else source.position_of(here)
+        way = source.way_to(source.body_of(node), at)
         if number == 0:
-            way = source.up_to_entered(way, at_line)
+            way = source.up_to_entered(way, at.line)
         if not way:
             return None
-        asked = asked_at.get(here.f_code, 0)
+        asked = asked_at.get(here.f_code)
         loop = _innermost_loop(way, asked)
         inner = way if loop is None else way[loop + 1 :]
         call = inner[-1][0][inner[-1][1]]
@@ -98,8 +99,8 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, int], line: int =
         if loop is not None and number == 0:
             return dataclasses.replace(_of_loop(way[loop], block, asked), read_after=_read_after(way[: loop + 1]))
         after.append(Piece(number, (call,)))  # the block, or the call that leads to it with what follows its return
-        for body, at in reversed(inner):
-            after.append(Piece(number, tuple(body[at + 1 :])))
+        for body, index in reversed(inner):
+            after.append(Piece(number, tuple(body[index + 1 :])))
         prior = _before(inner)
         if loop is not None:
             whole = _of_loop(way[loop], block, asked)
@@ -126,12 +127,12 @@ def block_ahead(frame: FrameType) -> int | None:
     The frame is at the head of a `for` over the steps.
     """
     node = source.node_of(frame.f_code)
-    way = source.way_to(source.body_of(node), frame.f_lineno)
+    way = source.way_to(source.body_of(node), position := source.position_of(frame))
     if not way:
         return None
     body, at = way[-1]
     loop = body[at]
-    if not isinstance(loop, ast.For) or not source.is_head(loop, frame.f_lineno):
+    if not isinstance(loop, ast.For) or not source.is_head(loop, position):
         return None
     names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
     for statement in source.statements_of(loop.body):
@@ -142,8 +143,8 @@ def block_ahead(frame: FrameType) -> int | None:
     return None
 
 
-def _innermost_loop(way: list[tuple[list[ast.stmt], int]], asked: int) -> int | None:
-    """Return the part of a way that is the loop which asks for a step at a line; 0: any."""
+def _innermost_loop(way: list[tuple[list[ast.stmt], int]], asked: Position | None) -> int | None:
+    """Return the part of a way that is the loop which asks for a step at a place; None: any."""
     loops = [i for i, (body, at) in enumerate(way) if isinstance(body[at], source.LOOPS) and _spans(body[at], asked)]
     loop = max(loops, default=None)
     return None if loop == len(way) - 1 else loop  # this line is the loop's own head: something that it calls
@@ -159,13 +160,13 @@ def _before(way: list[tuple[list[ast.stmt], int]]) -> list[ast.stmt]:
     return prior
 
 
-def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: int) -> Iteration:
-    """All of a loop's body. `asked`: the line that asks for a step; 0: not known."""
+def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: Position | None) -> Iteration:
+    """All of a loop's body. `asked`: the place that asks for a step; None: not known."""
     loop = place[0][place[1]]
     counted = _counted(loop, block)
     first, last = _turn_of(loop, counted)
     body = getattr(loop, "body", [])
-    begins_late = bool(asked) and not source.is_head(loop, asked)
+    begins_late = asked is not None and not source.is_head(loop, asked)
     pieces = (Piece(0, (*first, *body, *last)),)
     above = begins_late or body[0] is not block
     is_only_block = isinstance(loop, ast.For) and not above and len(body) == 1
@@ -217,6 +218,6 @@ def _leaves(node: ast.AST) -> bool:
     return any(map(_leaves, inner))
 
 
-def _spans(statement: ast.stmt, line: int) -> bool:
-    """Return whether a line lies in a statement; also if it is not known."""
-    return not line or statement.lineno <= line <= (statement.end_lineno or statement.lineno)
+def _spans(statement: ast.stmt, position: Position | None) -> bool:
+    """Return whether a place lies in a statement; also if it is not known."""
+    return position is None or position.is_in(statement)

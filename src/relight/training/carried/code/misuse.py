@@ -34,12 +34,13 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
         node = source.node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
             continue
-        way = source.way_to(source.body_of(node), here.f_lineno)
+        position = source.position_of(here)
+        way = source.way_to(source.body_of(node), position)
         loops = [body[at] for body, at in way if isinstance(body[at], source.LOOPS)]
         if depth == 0 and loops and way[-1][0][way[-1][1]] is loops[-1]:
             loops = loops[:-1]  # the loop over the steps themselves: this line is its head
         for loop in reversed(loops):
-            if source.is_head(loop, here.f_lineno):
+            if source.is_head(loop, position):
                 continue
             if _holds(loop, here, built_at):
                 continue
@@ -57,7 +58,7 @@ def loop_after(frame: FrameType) -> str | None:
         node = source.node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
             continue
-        for body, at in reversed(source.way_to(source.body_of(node), here.f_lineno)):
+        for body, at in reversed(source.way_to(source.body_of(node), source.position_of(here))):
             if _may_return(body[at]):
                 return None
             for statement in body[at + 1 :]:
@@ -101,11 +102,12 @@ def takes_steps_in(frame: FrameType, called_at: Sequence[tuple[str, int]]) -> st
     node = source.node_of(frame.f_code) if source.is_user_frame(frame) else None
     if node is None or isinstance(node, ast.Lambda):
         return None
-    for body, at in reversed(source.way_to(source.body_of(node), frame.f_lineno)):
+    position = source.position_of(frame)
+    for body, at in reversed(source.way_to(source.body_of(node), position)):
         loop = body[at]
         if not isinstance(loop, (ast.For, ast.AsyncFor)):
             continue
-        if source.is_head(loop, frame.f_lineno):
+        if source.is_head(loop, position):
             if _counts_turns(loop.iter, frame):
                 return f"{source.short(frame.f_code.co_filename)}:{loop.lineno}"
         elif not _holds(loop, frame, called_at):
@@ -150,7 +152,7 @@ def accumulates_by_hand(frame: FrameType, is_optimizer: Callable[[ast.expr], boo
 def yields_inside(frame: FrameType) -> str | None:
     """FILE:LINE of a `yield` in the block of the `with step` in this frame, or None; context managers may have one."""
     node = source.node_of(frame.f_code)
-    way = source.up_to_entered(source.way_to(source.body_of(node), frame.f_lineno), frame.f_lineno)
+    way = source.up_to_entered(source.way_to(source.body_of(node), source.position_of(frame)), frame.f_lineno)
     caller = frame.f_back
     if not way or (caller is not None and caller.f_code.co_filename == contextlib.__file__):
         return None

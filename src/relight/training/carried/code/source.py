@@ -6,12 +6,14 @@ compiler) has no answer: None.
 
 import ast
 import functools
+import itertools
 import linecache
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 from relight.script_files import is_script_file
 from relight.training.carried.code.normal import in_usual_words
@@ -92,14 +94,40 @@ def body_of(node: ast.AST | None) -> list[ast.stmt]:
     return body if isinstance(body, list) else []
 
 
-def way_to(body: list[ast.stmt], line: int) -> list[tuple[list[ast.stmt], int]]:
-    """From the outermost to the innermost statement that contains `line`: (its list, its place in the list)."""
+class Position(NamedTuple):
+    """A place in a file: a line, and a column, without which statements of one line are not told apart."""
+
+    line: int
+    column: int | None = None
+
+    def is_before(self, statement: ast.stmt) -> bool:
+        """Return whether a statement begins after this place."""
+        return self.line < statement.lineno or (
+            self.column is not None and self.line == statement.lineno and self.column < statement.col_offset
+        )
+
+    def is_in(self, statement: ast.stmt) -> bool:
+        """Return whether this place lies in a statement."""
+        end, end_column = statement.end_lineno or statement.lineno, statement.end_col_offset
+        if self.line == end and self.column is not None and end_column is not None and self.column >= end_column:
+            return False
+        return self.line <= end and not self.is_before(statement)
+
+
+def position_of(frame: FrameType) -> Position:
+    """Return where the instruction stands that a frame is at."""
+    at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None, None, None, None))
+    return Position(frame.f_lineno, at[2] if at[0] == frame.f_lineno else None)
+
+
+def way_to(body: list[ast.stmt], position: Position) -> list[tuple[list[ast.stmt], int]]:
+    """From the outermost to the innermost statement that contains a place: (its list, its place in the list)."""
     for index, statement in enumerate(body):
-        if statement.lineno <= line <= (statement.end_lineno or statement.lineno):
+        if position.is_in(statement):
             if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
                 return []  # another frame's
             for inner in children_of(statement):
-                if deeper := way_to(inner, line):
+                if deeper := way_to(inner, position):
                     return [(body, index), *deeper]
             return [(body, index)]
     return []
@@ -146,11 +174,13 @@ def statements_of(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from statements_of(inner)
 
 
-def is_head(loop: ast.stmt, line: int) -> bool:
-    """Return whether a line belongs to what a loop evaluates once, before its first turn."""
+def is_head(loop: ast.stmt, position: Position) -> bool:
+    """Return whether a place belongs to what a loop evaluates once, before its first turn or after its last."""
     body: list[ast.stmt] = getattr(loop, "body", [])
     after: list[ast.stmt] = getattr(loop, "orelse", [])
-    return (isinstance(loop, ast.For) and line < body[0].lineno) or bool(after and line >= after[0].lineno)
+    return (isinstance(loop, ast.For) and position.is_before(body[0])) or bool(
+        after and not position.is_before(after[0])
+    )
 
 
 def source_of(modules: Iterable[str]) -> str:

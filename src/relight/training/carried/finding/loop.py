@@ -7,7 +7,7 @@ from typing import Any
 from relight.errors import UsageError
 from relight.training.carried.code.iteration import Iteration, block_ahead, iteration_of
 from relight.training.carried.code.refs import Place
-from relight.training.carried.code.source import frames_outside
+from relight.training.carried.code.source import Position, frames_outside, position_of
 from relight.training.carried.finding.places import Frames, Spots
 from relight.training.carried.reading.names import is_of_a_call
 from relight.training.carried.values.parts import Parts
@@ -25,11 +25,11 @@ class Loop:
         self._iteration: Iteration | None = None
         self._code: CodeType | None = None  # of the function that holds the loop
         self._depth = 0  # so many frames lie between that and `with step`
-        self._asked: list[tuple[FrameType, int]] = []  # until it is found: frames that asked for a step, with lines
+        self._asked: list[tuple[FrameType, Position]] = []  # until it is found: frames that asked for a step, and where
 
     def ask(self, frame: FrameType) -> None:
         """A step is asked for, and the loop is not found yet."""
-        self._asked = [(here, here.f_lineno) for here in frames_outside(frame)]
+        self._asked = [(here, position_of(here)) for here in frames_outside(frame)]
 
     @property
     def ahead(self) -> tuple[FrameType, int] | None:
