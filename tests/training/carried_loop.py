@@ -16,7 +16,7 @@ from relight.training.carried.carried import Carried
 from relight.training.carried.values.parts import NoParts, Parts, is_part
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
-from relight.transfer.io.codec import encode_tree
+from relight.transfer.io.codec import decode_tree, encode_tree
 
 _NUMBERS = itertools.count()
 STEPS = 6
@@ -64,9 +64,19 @@ class Loop:
     """Offers steps as `relight.Training.steps` does, and is called `steps` in scripts."""
 
     def __init__(
-        self, *, until: int = STEPS, fails_at: int = -1, fails_in: int = -1, begins_at: int = 0, tree: Any = None
+        self,
+        *,
+        until: int = STEPS,
+        fails_at: int = -1,
+        fails_in: int = -1,
+        goes_back: int = 0,
+        begins_at: int = 0,
+        tree: Any = None,
     ) -> None:
-        """`fails_at` is a step, `fails_in` the point of it, -1 for its end. A replacement begins with a `tree`."""
+        """`fails_at` is a step, `fails_in` the point of it, -1 for its end. A replacement begins with a `tree`.
+
+        `goes_back`: so many steps more are computed again, from a snapshot.
+        """
         self.until = until
         self.said: list[str] = []
         self.parts: Parts = NoParts()
@@ -74,6 +84,7 @@ class Loop:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text), parts=self)
         self.fails_at, self.fails_in, self.begins_at, self.tree = fails_at, fails_in, begins_at, tree
+        self.goes_back, self.moved = goes_back, ""
         self.kept: list[bytes] = []  # of each version, as it was kept last
         self.kept_early: dict[int, bytes] = {}  # the same, as it was kept before the last write of a step
         self.doubt: str | None = None
@@ -111,10 +122,17 @@ class Loop:
             self.turn(-1)
             yield Step(self, 0, warmup=True, fails=False)
             self.doubt = self.carried.adopt(self.tree, self.noticed, self.begins_at)
-        for number in range(self.begins_at, until):
-            if number == self.fails_at:
+        numbers = list(range(self.begins_at, until))
+        if self.goes_back:
+            numbers[:] = [*range(self.begins_at, self.fails_at + 1), *range(self.fails_at - self.goes_back, until)]
+        for at, number in enumerate(numbers):
+            if number == self.fails_at and at == numbers.index(number):
                 self.turn(number)
                 yield Step(self, number, warmup=False, fails=True)
+                if self.goes_back:
+                    tree = decode_tree(self.kept[number - self.goes_back])
+                    self.doubt = self.doubt or self.carried.adopt(tree, {}, number - self.goes_back)
+                    continue
             self.turn(number)
             yield Step(self, number, warmup=False, fails=False)
         if self.risks is not None:
@@ -128,6 +146,7 @@ class Loop:
         self.carried.compare(max(number, 0))
         if number >= 0 and self.carried.needs_keeping:
             self.keep(number)
+        self.moved += self.carried.moved() or ""
         if self.risks is not None:
             self.risks.append(self.carried.doubts.risk())
         self.doubt = self.doubt or doubt

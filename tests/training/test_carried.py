@@ -316,6 +316,23 @@ def test_replacements_are_replaced(name: str) -> None:
         assert run(SCRIPTS[name], loop) == expected
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_goes_back_to_a_snapshot(name: str, steps: int) -> None:
+    """Values of the snapshot are put in once the loop asks for a step: no change of the script's between two steps."""
+    expected = run(SCRIPTS[name], Loop())
+    again = Loop(fails_at=4, goes_back=steps)
+    assert run(SCRIPTS[name], again) == expected or again.doubt
+    assert not again.moved
+
+
+def test_goes_back_to_before_a_change_was_seen() -> None:
+    name = "attributes of objects, by the name of the last one"
+    again = Loop(fails_at=4, goes_back=3)
+    assert run(SCRIPTS[name], again) != run(SCRIPTS[name], Loop())
+    assert re.match(r"players\[\d\]\.wins.*: first seen to change after the version to which", again.doubt or "")
+
+
 REFUSED = {
     "iterator": (
         function("it = iter(range(9))\nx = 0", "x = next(it)\nif x > 5:\n raise ValueError", "x"),
@@ -372,6 +389,37 @@ def test_what_cannot_be_carried_is_refused(name: str) -> None:
         run(source, Loop())
     if not name.startswith("declared"):
         assert re.search(r"script\d+\.py:\d+: ", str(raised.value))
+
+
+LATE = {
+    "opaque": ("if step.number == 3:\n h = concurrent.futures.Future()", "it holds a concurrent.futures._base.Future"),
+    "too large": ("if step.number == 3:\n h = torch.zeros(10_000_000)", "over 32 MiB are carried"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_cannot_be_carried_late_ends_no_job(name: str) -> None:
+    """It would lose what the job has computed. The loss of the process that has it makes the bits doubtful."""
+    change, why = LATE[name]
+    source = function(
+        "import concurrent.futures\nn, h = 0, None",
+        f"n = n + b if h is None else n - b\nif n > 1e9:\n raise ValueError\n{change}",
+        "n",
+    )
+    loop = Loop()
+    expected = run(source, loop)
+    assert [text for text in loop.said if f"a replacement begins without it: {why}" in text] == loop.said != []
+    assert loop.carried.decides
+    again = Loop(begins_at=3, tree=decode_tree(loop.kept[3]))
+    assert (run(source, again), again.doubt) == (expected, None)
+    again = Loop(begins_at=5, tree=decode_tree(loop.kept[5]))
+    assert run(source, again) != expected
+    assert re.match(
+        r"h: goes on from step to step, cannot be carried, and a rank that had it was lost", again.doubt or ""
+    )
+    again = Loop(fails_at=4)
+    run(source, again)
+    assert re.search(r"h \(script\d+\.py:\d+\) changes from step to step, and is not carried", again.doubt or "")
 
 
 def test_what_is_only_shown_is_left_out_when_it_is_long() -> None:

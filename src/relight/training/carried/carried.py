@@ -268,8 +268,8 @@ class Carried:
 
     @property
     def decides(self) -> bool:
-        """True if anything that is carried decides what a step computes."""
-        return any(one.feeds for one in self._kept.values())
+        """True if anything that is carried, or cannot be, decides what a step computes."""
+        return bool(self._catalog.lost) or any(one.feeds for one in self._kept.values())
 
     @property
     def names(self) -> list[str]:

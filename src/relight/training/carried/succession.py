@@ -37,6 +37,14 @@ _MOVED = (
     "or in the step after it: what it leaves may show older values. Change them before the write; values that are only "
     "shown survive with step.report(...) and training.log_to(...)"
 )
+_LOST = (
+    "{names}: goes on from step to step, cannot be carried, and a rank that had it was lost: its replacement began "
+    "without it. If no step depends on it: training.carry(ignore=(...,))"
+)
+_LATER = (
+    "{names}: first seen to change after the version to which the job returned, and not put back to what they were. "
+    "If a step depends on it: training.carry(...); else training.carry(ignore=(...,))"
+)
 _MISSING_TREE = {TAG: "missing"}
 _CONTAINERS = frozenset({"list", "tuple", "dict", "set", "deque", "object"})  # may lead to other objects
 
@@ -58,19 +66,20 @@ class Keeper:
 
         Raises UsageError for a value that decides what a step computes and cannot be kept.
         """
-        unset = self._catalog.unset() if in_step and early else []
-        if not self._kept and not unset:
+        unset, lost = self._catalog.unset() if in_step and early else [], self._catalog.lost
+        if not (self._kept or unset or lost):
             return {}
         self._captures += 1
         weigh = self._captures <= 2 * FIRST_STEPS or self._captures % _WEIGHED_EVERY == 0
         names, of_calls = self._write_all(weigh)
-        if not names and not of_calls and not unset:
+        if not (names or of_calls or unset or lost):
             return {}
         unsettled = [one.key for one in self._kept.values() if one.feeds and one.late] if in_step else []
         lacking = [key for key in (*names, *of_calls) if in_step and self._kept[key].may_move_on(early=early)]
         lacking += unset
         self._was_unsettled = bool(unsettled or lacking)
-        found = {"unsettled": unsettled, "lacking": lacking}  # what a step may change after this
+        # "unsettled", "lacking": what a step may change after this
+        found = {"unsettled": unsettled, "lacking": lacking, **({"lost": lost} if lost else {})}
         return {"names": names, "of_calls": of_calls, **found, "loop": self._catalog.loop.place}
 
     def is_due(self) -> bool:
@@ -81,7 +90,7 @@ class Keeper:
             return True
         found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
         for one in found:
-            if not (one.feeds or one.moves_on):
+            if not (one.feeds or one.moves_on or one.is_put_in):
                 one.moves_on = True
                 self._moved += [] if one.late or one.after_write else [one.name]
             one.late |= one.seen and one.kept is not NEVER  # no code tells that it is changed there
@@ -94,7 +103,7 @@ class Keeper:
 
     def _write_all(self, weigh: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """All values, and those of functions that the loop calls: read back once these run."""
-        catalog, total = self._catalog, 0
+        catalog, sizes = self._catalog, dict[str, int]()
         self._divide_mixed()
         trees: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         written = [(one, one.spot.get()) for one in self._kept.values() if one.is_written]
@@ -105,7 +114,7 @@ class Keeper:
         for one, value in written:
             if isinstance(value, (set, frozenset)) and not (keeps_its_order(value) and only_grows(one.kept, value)):
                 catalog.doubt_order(one)
-            one.kept = catalog.mark_of(value, one)
+            one.kept, one.is_put_in = catalog.mark_of(value, one), False
             if one.looked is None:  # found in this step: what changed it came before this
                 one.looked = one.kept
             tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
@@ -113,9 +122,11 @@ class Keeper:
                 continue
             trees[one.is_of_a_call][one.key] = tree
             if weigh and one.feeds:
-                total += size_of(tree)
-                if total > MOST_BYTES:
-                    raise one.refusal(f"over {MOST_BYTES >> 20} MiB with what else is carried")
+                sizes[one.key] = size_of(tree)
+        if sum(sizes.values()) > MOST_BYTES:
+            largest = self._kept[max(sizes, key=lambda key: sizes[key])]
+            catalog.refuse_or_leave_out(largest, largest.spot.get(), f"over {MOST_BYTES >> 20} MiB are carried")
+            return self._write_all(weigh)  # others may refer to what is in it
         return trees
 
     def _divide_mixed(self) -> None:
@@ -226,8 +237,14 @@ class Adoption:
                 "rank before another was lost that had not looked. If a step depends on it: training.carry(...); else "
                 "training.carry(ignore=(...,))"
             )
+        if self._catalog.comparison.number > version:  # this process goes back, and replaces no other
+            late = [key for key, one in self._catalog.kept.items() if one.seen and one.is_written and key not in known]
+            if late:
+                return _LATER.format(names=_described(late))
         if not tree:
             return None
+        if lost := tree.get("lost"):
+            return _LOST.format(names=_described(lost))
         if tree["unsettled"]:
             return UNSETTLED.format(names=_described(tree["unsettled"]))
         if tree["lacking"]:
@@ -262,7 +279,10 @@ class Adoption:
         for key, part in trees.items():
             one, spot = self._catalog.receive(place_of(key))
             value = MISSING if part == _MISSING_TREE else reader.read(key, part)
-            if one is not None and value is not spot.get():  # else it is kept otherwise there, or left out
+            if one is None:
+                continue
+            one.kept, one.is_put_in = NEVER, True
+            if value is not spot.get():  # else it is kept otherwise there, or left out, or was written in place
                 try:
                     spot.set(value)
                 except AttributeError:  # one rank alone has the object (`saver = Saver() if rank == 0 else None`)

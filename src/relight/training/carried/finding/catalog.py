@@ -51,6 +51,7 @@ class Catalog:
         self._is_foreign, self.is_of_data, self.say = is_foreign, is_of_data, say
         self.comparison = Comparison(self._spots, lambda thing: self.is_foreign(thing) or is_of_data(thing))
         self.left_out: set[str] = set()
+        self.lost: list[str] = []  # of these, what decides a step: a replacement lacks it
         self._late = LateModules(self._spots)
         self.left_out_why = ""  # of what decides a step, perhaps
         self.dead: set[Place] = set()  # written before they are read: nothing of them is carried
@@ -105,8 +106,7 @@ class Catalog:
             return self.kept.get(key)
         if self.is_ignored(name) or self._spots.is_kept_otherwise(place):
             return None
-        spot = self._spots.find(place)
-        if spot is None:
+        if (spot := self._spots.find(place)) is None:
             return None
         one, value = Kept(key, name, where, spot, feeds, late, is_left, seen=seen, after_write=after_write), spot.get()
         if value is not MISSING:
@@ -126,8 +126,7 @@ class Catalog:
         self.left_out.discard(key)
         one = self.kept.get(key) or self.keep(place, seen=True)
         if key in self._stands_for:
-            one, _ = self._stands_for.pop(key)
-            self.kept[key] = one
+            one = self.kept[key] = self._stands_for.pop(key)[0]
         spot = one.spot if one is not None else self._spots.find(place)
         if spot is None:
             raise refusals.of_missing_name(describe(place))
@@ -144,9 +143,11 @@ class Catalog:
         self.say(f"carried {one.name}", one.left_out(why))
 
     def refuse_or_leave_out(self, one: Kept, value: Any, why: str) -> None:
-        """A value that cannot be written down. Raises UsageError if the code shows that it decides a step."""
+        """A value that cannot be written down. Raises UsageError in the first steps, if the code shows it to decide."""
         if one.decides and not one.seen and not self.is_foreign(value):
-            raise one.refusal(why)
+            if self.comparison.is_first_of_job:
+                raise one.refusal(why)
+            self.lost.append(one.key)  # to end a job which may never fail would be worse than to doubt its bits
         if isinstance(value, nn.Module) or one.is_late(value, self.homes):
             self._late.note(one.key, value, self.comparison.number)
         self.leave_out(one, why)

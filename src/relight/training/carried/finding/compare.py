@@ -81,6 +81,11 @@ class Comparison:
         return self.number - self._first < FIRST_STEPS
 
     @property
+    def is_first_of_job(self) -> bool:
+        """True in the first steps of the job: to end it later would lose what it has computed."""
+        return self.number < FIRST_STEPS
+
+    @property
     def is_idle(self) -> bool:
         """True if nothing of the step under way is compared."""
         return self.watch.is_empty and not self.is_due

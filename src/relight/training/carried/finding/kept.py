@@ -45,6 +45,7 @@ class Kept:
     mark: Any = None  # when the step under way was asked for
     looked: Any = None  # when it was last looked at
     kept: Any = NEVER  # when the private state was kept last
+    is_put_in: bool = False  # since then, as another process had it, or this one in an older version
 
     @property
     def is_of_a_call(self) -> bool:
@@ -88,6 +89,13 @@ class Kept:
                 f"training.carry({self.name!r}) carries up to {MOST_BYTES >> 20} MiB in every step; larger weights "
                 'belong into a module that is handed over (relight.Training(model={"model": model, "best": best})), '
                 f"set inside the block. training.carry(ignore=({self.name!r},)) says that this is as it should be"
+            )
+        if self.decides:
+            return (
+                f"{self.shown} {text}, and a replacement begins without it: {why}. The job goes on; after a failure "
+                "the bits are not known. Carry tensors, numbers and small containers of them, or hand over an object "
+                "with state_dict() and load_state_dict() (relight.Training(..., per_rank={...})); "
+                f"training.carry(ignore=({self.name!r},)) says that no step depends on it"
             )
         return (
             f"{self.shown} {text}, and a replacement begins without it: {why}. step.report(...) and "
