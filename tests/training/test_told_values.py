@@ -7,7 +7,8 @@ import pytest
 from tests.training.carried_loop import Loop, run_script
 
 SCRIPT = """
-import bz2, contextlib, functools, hashlib, itertools, lzma, os, pathlib, queue, sqlite3, zlib
+import bz2, contextlib, functools, hashlib, itertools, lzma, multiprocessing, os, pathlib, queue, socket, sqlite3
+import subprocess, zlib
 import torch
 
 class Thing:
@@ -66,9 +67,19 @@ MADE = {  # made, changed, and a word of the message
     "result of a cached function": ("few('a') and None", "few('a').append(1)", "few"),
     "object of a cached function": ("kept('a') and None", "setattr(kept('a'), 'value', 1)", "kept"),
     "tensor of a cached function": ("table(3).size() and None", "table(3).add_(1)", "table"),
+    "pipe to another process": ("multiprocessing.Pipe()", "made[1].send(1), made[0].recv()", "multiprocessing"),
+    "queue of processes": ("multiprocessing.SimpleQueue()", "made.put(1), made.get()", "multiprocessing"),
+    "socket": ("socket.socketpair()", "made[1].send(b'1'), made[0].recv(1)", "made"),
+    "another program": ("subprocess.Popen(['true'], stdout=-1)", "made.stdout.read()", "made"),
     "inside of an object": ("[Thing(), queue.Queue()]", "made[1].put(1)", "made"),
 }
-BLIND = ("decompressor", "compressor that shows nothing", "decompressor that shows nothing")
+BLIND = (
+    "decompressor",
+    "compressor that shows nothing",
+    "decompressor that shows nothing",
+    "socket",
+    "another program",
+)
 
 
 def script(made: str, change: str, first: int) -> str:
@@ -110,8 +121,9 @@ def test_what_an_undone_step_has_cached_is_computed_anew(tmp_path: Path) -> None
     )
 
 
-def test_what_the_script_ignores_is_not_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "word"), [("queue", "made"), ("pipe to another process", "multiprocessing")])
+def test_what_the_script_ignores_is_not_told(name: str, word: str, tmp_path: Path) -> None:
     loop = Loop(until=8, fails_at=5)
-    source = script("queue.Queue()", "made.put(1)", 5).replace("    acts =", "    carry(ignore=('made',))\n    acts =")
+    source = script(*MADE[name][:2], 5).replace("    acts =", f"    carry(ignore=({word!r},))\n    acts =")
     run_script(source, loop, tmp_path)
     assert loop.doubt is None

@@ -131,6 +131,16 @@ def test_what_cannot_be_carried_is_named_with_its_path() -> None:
         Flat({"optimizer": {"groups": [{"callback": lambda: None}]}})
 
 
+class Switches(enum.Flag):
+    ONE = enum.auto()
+    TWO = enum.auto()
+
+
+def test_several_flags_at_once_and_none_are_written_by_their_number() -> None:
+    tree = {"flags": [Switches.ONE, Switches.ONE | Switches.TWO, Switches(0), ~Switches.TWO]}
+    assert decode_tree(encode_tree(tree, "tree")) == tree
+
+
 def test_an_enumeration_that_another_process_does_not_find_is_named_with_its_path() -> None:
     local = enum.Enum("local", "A B")
     with pytest.raises(UsageError, match=r"state\.mode is of the class local, which another process cannot find"):

@@ -46,7 +46,8 @@ def write_constant(value: Any) -> tuple[str, Any] | None:
     """Its kind and plain values. None: it cannot be written down."""
     kind = type(value)
     if isinstance(value, enum.Enum):
-        return f"{kind.__module__}:{kind.__qualname__}", value.name
+        # Of flags, several at once or none have no name of their own.
+        return f"{kind.__module__}:{kind.__qualname__}", value.name if value.name in kind.__members__ else value.value
     if kind is type and value not in _BUILTIN.values():
         return None
     return kind.__name__, _FORMS[kind][0](value)
@@ -80,4 +81,4 @@ def read_constant(kind: str, written: Any) -> Any:
     found = callable_of(kind)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
         raise LookupError(kind)
-    return found[written]
+    return found[written] if isinstance(written, str) else found(written)

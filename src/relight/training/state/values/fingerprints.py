@@ -9,6 +9,7 @@ import functools
 import gc
 import io
 import queue
+import socket
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -31,13 +32,31 @@ _SHAKE_BYTES = 32  # of a digest whose length one chooses
 def has_fingerprint(value: Any) -> bool:
     """Return whether this is an object that `fingerprint_of` is for."""
     kind = type(value)
-    return kind in _SEEN or kind.__module__ in (*_HASHES, *_BLIND) or is_database(value)
+    return kind in _SEEN or kind.__module__ in (*_HASHES, *_BLIND) or is_database(value) or _is_answering(value)
 
 
 def is_database(value: Any) -> bool:
     """Return whether it is a connection to an SQLite database."""
     sqlite = sys.modules.get("sqlite3")
     return sqlite is not None and isinstance(value, sqlite.Connection)
+
+
+def _is_answering(value: Any) -> bool:
+    """Return whether it is another program, whose output is read, or a socket that is connected."""
+    if type(value) is socket.socket:
+        return value.fileno() >= 0 and _has_peer(value)
+    program = sys.modules.get("subprocess")
+    return (
+        program is not None and type(value) is program.Popen and value.stdout is not None and value.returncode is None
+    )
+
+
+def _has_peer(connection: socket.socket) -> bool:
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def fingerprint_of(value: Any, digests: Digests) -> Any:
@@ -55,7 +74,7 @@ def fingerprint_of(value: Any, digests: Digests) -> Any:
         return _flushed(value)
     if kind in _FILES:
         return _position_of(value)
-    if kind is _UNPACKER or kind.__module__ in _BLIND:
+    if kind is _UNPACKER or kind.__module__ in _BLIND or _is_answering(value):
         return _Blind()
     if is_database(value):
         return _changes_of(value)

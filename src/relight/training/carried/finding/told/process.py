@@ -1,4 +1,4 @@
-"""State of the process that no object shows: positions of files read by their numbers, levels of loggers, filters.
+"""State that no object shows: positions of files read by their numbers, levels of loggers, filters, other processes.
 
 Few steps depend on it, and libraries change it when they are imported. So it counts only where the script asks for it.
 """
@@ -7,11 +7,12 @@ import logging
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from relight.training.carried.code.source import mentioned
+from relight.training.carried.finding.told.received import received
 
 _NUMBERS = Path("/proc/self/fd")
 
@@ -37,6 +38,11 @@ def _filters() -> Iterator[tuple[str, Any]]:
     yield "the filters of warnings", tuple(warnings.filters)
 
 
+def _answers() -> Iterator[tuple[str, Any]]:
+    yield f"{_MULTIPROCESSING} (what other processes hold, from which steps receive messages)", received()
+
+
+_MULTIPROCESSING = "multiprocessing"  # the word with which a script says that no step depends on them
 _ASKS: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
     r"\bos\.(?:read|readv|sendfile)\b|^\s*from os import": _positions,
     r"\bisEnabledFor\b|\bgetEffectiveLevel\b|\.level\b": _levels,
@@ -52,9 +58,10 @@ class OfProcess:
         self._first: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
 
-    def begin(self, modules: Iterable[str]) -> None:
-        """The loop begins; these are the script's modules."""
+    def begin(self, modules: Iterable[str], ignored: Collection[str] = ()) -> None:
+        """The loop begins; these are the script's modules, and the words for what no step depends on."""
         self._asked_for = [look for pattern, look in _ASKS.items() if mentioned(modules, pattern)]
+        self._asked_for += [] if _MULTIPROCESSING in ignored else [_answers]
         self._first = self._now()
 
     def see(self) -> None:

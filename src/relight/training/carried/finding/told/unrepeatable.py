@@ -68,7 +68,7 @@ class Unrepeatable:
         """The loop is found. `ignored`: names of what no step depends on, as the script says."""
         self._script = survey.names.keys()
         self._reads_tables = bool(mentioned(self._script, _SELECT))
-        self._process.begin(self._script)
+        self._process.begin(self._script, ignored)
         self.see(survey)
         self._caches = self._now
         self._modules = {*sys.modules}
