@@ -79,12 +79,30 @@ LOOPS = {
     "after a loop": ("for i in range(3):\n pass\nfor step in steps():\n with step as b:\n  pass", None),
     "in the head of a loop": ("for x in [1]:\n pass\nelse:\n for step in steps():\n  with step as b:\n   pass", None),
     "a loop that makes a new job": (
-        "for seed in range(3):\n Training()\n for step in steps():\n  with step as b:\n   pass",
+        "for seed in range(1):\n Training()\n for step in steps():\n  with step as b:\n   pass",
+        None,
+    ),
+    "a loop that makes a new job again": (
+        "n = 3\nfor seed in range(n):\n Training()\n for step in steps():\n  with step as b:\n   pass",
+        2,
+    ),
+    "a loop that may try again": (
+        "for seed in range(3):\n Training()\n for step in steps():\n  with step as b:\n   pass\n if seed:\n  break",
+        None,
+    ),
+    "a loop that trains in one turn": (
+        "def train(k):\n if not k:\n  return\n Training()\n for step in steps():\n  with step as b:\n   pass\n"
+        "for k in (1, 0):\n train(k)",
+        None,
+    ),
+    "a loop of another length": (
+        "def seeds():\n yield 1\nfor seed in seeds():\n Training()\n for step in steps():\n  with step as b:\n   pass",
         None,
     ),
     "a loop around a function that makes a new job": (
-        "def train():\n Training()\n for step in steps():\n  with step as b:\n   pass\nfor seed in range(3):\n train()",
-        None,
+        "def train():\n Training()\n for step in steps():\n  with step as b:\n   pass\n"
+        "for n, f in enumerate('ab'):\n train()",
+        6,
     ),
     "made outside, in a function": (
         "def train():\n for step in steps():\n  with step as b:\n   pass\ndef main():\n Training()\n"

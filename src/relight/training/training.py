@@ -30,7 +30,8 @@ from relight.training.wrappers import each_by_name, unwrapped_objects, unwrapped
 _CALLED_AGAIN = (
     "training.steps() {}. Only one loop of steps is protected: call it once, for all epochs, "
     "`for step in training.steps(until=epochs * len(loader))`; step.epoch says which epoch a step belongs to, and "
-    "code that is due once an epoch goes into the block, in the epoch's last step"
+    "code that is due once an epoch goes into the block, in the epoch's last step. Of several trainings (folds, "
+    "seeds), start each as a job of its own"
 )
 
 

@@ -40,6 +40,17 @@ def test_two_cannot_tell() -> None:
     )
 
 
+def test_ranks_that_a_failure_left_apart_name_it() -> None:
+    """Code between two steps with a collective that was cut short, say: that is no corrupted memory."""
+    desk = Desk(world_size=2).train()
+    desk.tell(ev.BitsDoubted(process="w0", rank=0, step=6, reason="allreduce was cut short"))
+    for rank, process in desk.controller.rank_processes().items():
+        desk.done(process, **({"state_digest": "other"} if rank else {}))
+    error = desk.end().error
+    assert "kept alike: rank 0 in step 6: allreduce was cut short. " in error
+    assert "corrupted" not in error
+
+
 def test_a_copy_of_a_wrong_rank_has_no_vote() -> None:
     """Ranks 2 and 3 were restored from rank 1: three against one, but only one of the three stands for itself."""
     digests = {0: 5, 1: 6, 2: 6, 3: 6, 4: 5}

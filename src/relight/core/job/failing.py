@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from relight.core.account.failure_log import describe
+from relight.core.account.verdict import describe_doubts
 from relight.core.job.attempts import Attempts
 from relight.core.job.breaker import Breaker
 from relight.core.job.job import Job, Stage
@@ -101,7 +102,9 @@ class Failing:
         for part in job.shards.differing(digests):  # ranks that hold the same part of the state vote on it
             minority = outvoted(part, [rank for rank in voters if rank in part])
             if minority is None:
-                return self._distrust(describe_difference(part, version, tensors), version, noticed_ns, now)
+                doubts = describe_doubts(job.job_stats.doubts.found)
+                difference = describe_difference(part, version, tensors, doubts=doubts)
+                return self._distrust(difference, version, noticed_ns, now)
             right = len(part) - len(minority)
             evidence = f"its state of version {version} is not that of the other {right} ranks: memory was corrupted"
             wrong += minority

@@ -29,7 +29,12 @@ def outvoted(digests: Mapping[int, int | str], voters: Collection[int]) -> tuple
 
 
 def describe_difference(
-    digests: Mapping[int, int | str], version: int, tensors: Sequence[str] = (), *, majority: bool = False
+    digests: Mapping[int, int | str],
+    version: int,
+    tensors: Sequence[str] = (),
+    *,
+    majority: bool = False,
+    doubts: str = "",
 ) -> str:
     """Describe the holders of each state, for a job that must end. The script is the usual cause, so memory comes last.
 
@@ -37,6 +42,7 @@ def describe_difference(
         digests: of the same version of the same state, by rank.
         tensors: the first that differ, if that is known.
         majority: whether it would be known which is right.
+        doubts: reasons to doubt the bits since an earlier failure, in one clause; empty: none.
     """
     holders: dict[int | str, list[int]] = {}
     for rank, digest in sorted(digests.items()):
@@ -44,10 +50,13 @@ def describe_difference(
     unknown = "" if majority else ", and no majority tells which is right"
     first = f" (first in {', '.join(tensors)})" if tensors else ""
     groups = [f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for ranks in holders.values()]
+    differs = f"the state of version {version} differs between {'; '.join(groups)}{unknown}{first}"
+    if doubts:
+        return f"{differs}. Most likely since a failure struck where ranks cannot be kept alike: {doubts}"
     return (
-        f"the state of version {version} differs between {'; '.join(groups)}{unknown}{first}. Was the model "
-        "wrapped in DDP on every rank, and trained through it? Does something that was handed over differ by rank "
-        "(hand it over in per_rank={...}, or not at all if it is an object of your own: such are carried), do draws "
-        "decide that differ by rank (as they do, also after torch.manual_seed: docs/TRAINING.md, Random streams), or "
-        "does a rank skip optimizer.step()? If not, memory of a device was corrupted"
+        f"{differs}. Was the model wrapped in DDP on every rank, and trained through it? Does something that was "
+        "handed over differ by rank (hand it over in per_rank={...}, or not at all if it is an object of your own: "
+        "such are carried), do draws decide that differ by rank (as they do, also after torch.manual_seed: "
+        "docs/TRAINING.md, Random streams), or does a rank skip optimizer.step()? If not, memory of a device was "
+        "corrupted"
     )

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from types import FrameType, FunctionType
+from typing import Any
 
 from relight.training.carried.code import source
 from relight.training.carried.code.iteration import iteration_of
@@ -28,11 +29,13 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
     """FILE:LINE of the innermost loop that would call `training.steps()` again, or None.
 
     `frame` is the one that iterates over the steps. `built_at`, from `lines_of` where `relight.Training` was made,
-    leaves out loops that make a new one in each turn.
+    leaves out loops that make a new one in each turn, unless these certainly come to a second one.
     """
+    is_certain = True  # each turn of a loop comes here
     for depth, here in enumerate(source.user_frames(frame)):
         node = source.node_of(here.f_code)
         if node is None or isinstance(node, ast.Lambda):
+            is_certain = False
             continue
         position = source.position_of(here)
         way = source.way_to(source.body_of(node), position)
@@ -42,9 +45,48 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
         for loop in reversed(loops):
             if source.is_head(loop, position):
                 continue
-            if _holds(loop, here, built_at):
+            below = way[1 + max(i for i, (body, at) in enumerate(way) if body[at] is loop) :]
+            turns_again = is_certain and _is_straight(below) and _turns_again(loop, here)
+            if _holds(loop, here, built_at) and not turns_again:
                 continue
             return f"{source.short(here.f_code.co_filename)}:{loop.lineno}"
+        is_certain = is_certain and _is_straight(way)
+    return None
+
+
+def _is_straight(way: Sequence[tuple[list[ast.stmt], int]]) -> bool:
+    """Return whether the code on a way comes to its end whenever it begins it."""
+    kinds = (ast.If, ast.Match, ast.While, ast.Try)
+    return not any(isinstance(body[at], kinds) or any(map(_may_return, body[:at])) for body, at in way)
+
+
+def _turns_again(loop: ast.stmt, frame: FrameType) -> bool:
+    """Return whether a loop over a list or range certainly has two turns: nothing in its body ends it, or tries."""
+    if not isinstance(loop, ast.For):
+        return False
+    ends = (ast.Break, ast.Return, ast.Raise, ast.Try, ast.Continue)
+    if any(isinstance(statement, ends) for statement in source.statements_of(loop.body)):
+        return False
+    match loop.iter:
+        case ast.Call(func=ast.Name(id="range"), args=given, keywords=[]):
+            numbers = [_value_of(one, frame) for one in given]
+            return all(type(number) is int for number in numbers) and len(range(*numbers)) > 1
+        case ast.Call(func=ast.Name(id="enumerate"), args=[given, *_]):
+            values = _value_of(given, frame)
+        case given:
+            values = _value_of(given, frame)
+    return isinstance(values, (list, tuple, range, dict, str)) and len(values) > 1
+
+
+def _value_of(expression: ast.expr, frame: FrameType) -> Any:
+    """Return the value of a constant, a name, a name's attribute or a list of constants; None: not known."""
+    match expression:
+        case ast.Name(id=name):
+            return frame.f_locals.get(name, frame.f_globals.get(name))
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            return getattr(frame.f_locals.get(name, frame.f_globals.get(name)), "__dict__", {}).get(attribute)
+    with contextlib.suppress(ValueError):
+        return ast.literal_eval(expression)
     return None
 
 
