@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,3 +134,30 @@ def test_before_each_line_of_main(tmp_path: Path) -> None:
     *failures, lines = result.stdout.splitlines()
     assert failures == []
     assert int(lines.split()[1]) > 10, result.stderr
+
+
+def test_while_modules_are_imported_for_all_workers(tmp_path: Path) -> None:
+    """The agent has not joined yet: it is told to end by a signal, and does not wait for the import."""
+    (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n")
+    (tmp_path / "train.py").touch()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "relight", "run", "--preload", "slow", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "never retrieved" not in errors
+    assert "relight: stopped: SIGINT" in errors

@@ -234,16 +234,21 @@ class Launcher:
     async def _await_children(self) -> None:
         """Wait for controller and agent, which end by themselves when the job has ended."""
         self._progress.ending.set()
-        waits = [host.child.wait() for host in (self._controller, self._agent) if host.child is not None]
+        children = [host.child for host in (self._controller, self._agent) if host.child is not None]
+        waits = [asyncio.create_task(child.wait()) for child in children]
         hearing = asyncio.create_task(self._observer.hear_last_words())
+        if self._progress.signal and self._agent.child is not None:  # it may not have joined, and hear of no end
+            self._agent.child.signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(asyncio.gather(*waits), END_SECONDS)
-            if self._controller.child is not None:  # it has closed the connection
+            # Not gather(): cancelled under a time limit, it leaves an exception that Python prints.
+            living = (await asyncio.wait(waits, timeout=END_SECONDS))[1] if waits else ()
+            if not living and self._controller.child is not None:  # it has closed the connection
                 await asyncio.wait_for(hearing, LAST_WORDS_SECONDS)
         except TimeoutError:
             return
         finally:
-            hearing.cancel()
+            for task in (*waits, hearing):
+                task.cancel()
 
     def _status(self) -> int:
         if self._observer.ended is not None and not self._observer.ended.error:
