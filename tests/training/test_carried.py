@@ -12,7 +12,7 @@ import pytest
 
 from relight.errors import UsageError
 from relight.training.carried.finding.compare import last_compared_by_all
-from relight.transfer.io.codec import decode_tree
+from relight.transfer.io.codec import decode_tree, encode_tree
 from tests.training.carried_loop import Loop, Step, run_script
 
 
@@ -474,12 +474,16 @@ def test_a_rank_lost_between_two_steps_leaves_a_doubt() -> None:
     assert "best" in again.doubt
 
 
+def _through_memory(tree: Any) -> Any:
+    return decode_tree(encode_tree(tree, ""))
+
+
 def test_only_what_changes_after_the_block_is_doubted() -> None:
     source = SCRIPTS["between steps"].replace("best * .5 + b", "best * .5 + b\n   if best < 0:\n    break")
     source = source.replace("with step as b:\n", "with step as b:\n   mean = .9 * mean + b\n   b += mean\n")
     loop = Loop()
     kept: list[Any] = []
-    loop.keep = lambda version: kept.append(loop.carried.capture())  # type: ignore[method-assign]
+    loop.keep = lambda version: kept.append(_through_memory(loop.carried.capture()))  # type: ignore[method-assign]
     run(source.replace(" for step in", " mean = 0\n for step in"), loop)
     unsettled = [tree for tree in kept if tree and tree["unsettled"]]
     assert unsettled
@@ -493,7 +497,7 @@ def test_says_what_a_replacement_may_lack() -> None:
     source = function("seen, x = [], 0", "x = x + b", "x, seen", after="if step.committed:\n seen.append(x)")
     loop = Loop()
     kept: list[Any] = []
-    loop.keep = lambda version: kept.append(loop.carried.capture())  # type: ignore[method-assign]
+    loop.keep = lambda version: kept.append(_through_memory(loop.carried.capture()))  # type: ignore[method-assign]
     run(source, loop)
     lacking, *_ = [tree for tree in kept if tree and tree["lacking"]]
     doubt = Loop().carried.adopt(lacking) or ""

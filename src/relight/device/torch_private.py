@@ -1,5 +1,6 @@
 """Private interfaces of torch that devices need."""
 
+import functools
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, PrefixStore, Store
 
 __all__ = [
+    "FLAG_READERS",
     "Backend",
     "PrefixStore",
     "Store",
@@ -49,6 +51,13 @@ _ACCESS = _found(
 )
 _READ_PRECISION: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 _SET_PRECISION: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
+
+
+# Functions that read what `backend_flags` is made of. They raise RuntimeError if one of the flags cannot be read.
+FLAG_READERS: list[Callable[[], Any]] = [
+    *(read for read, _ in _ACCESS.values()),
+    *(functools.partial(_READ_PRECISION, *one) for one in (_PRECISIONS if _READ_PRECISION is not None else ())),
+]
 
 
 def backend_flags() -> dict[str, Any]:

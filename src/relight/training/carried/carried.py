@@ -134,13 +134,13 @@ class Carried:
         self._catalog.begin_comparison(number)
         self._spots.frames.forget()
 
-    def remember(self) -> None:
-        """Remember the values with which a step begins: `roll_back` goes back to them."""
+    def remember(self, *, compared: bool = False) -> None:
+        """Remember the values of now, for `roll_back`; `compared`: those that `needs_keeping` has just looked at."""
         if not self._loop.is_found:
             return
         self._in_step = True
         if not self._catalog.is_idle:
-            self._undo.remember()
+            self._undo.remember(compared=compared)
         self._spots.frames.forget()
 
     def commit(self) -> None:
@@ -185,16 +185,17 @@ class Carried:
         self._spots.frames.forget()
 
     # --- the private state -----------------------------------------------------------------------------------
-    def capture(self, *, early: bool = False) -> dict[str, Any]:
-        """The values now, as a tree for `encode_tree`. Empty: nothing is carried. `early`: the block is not over.
+    def capture(self, *, early: bool = False, compared: bool = False) -> Any:
+        """The values now, as a tree for `encode_tree`; empty: nothing is carried.
 
-        Raises UsageError for a value that decides what a step computes and cannot be kept.
+        `early`: the block is not over. `compared`: `needs_keeping` has just looked at them, between two steps. Raises
+        UsageError for a value that decides what a step computes and cannot be kept.
         """
         self._spots.frames.forget()
         if self._in_step:
             self._catalog.notice(between=False, early=early)
         self._catalog.follow_parts()
-        tree = self._keeper.capture(in_step=self._in_step, early=early)
+        tree = self._keeper.capture(in_step=self._in_step, early=early, compared=compared)
         self._spots.frames.forget()
         return tree
 

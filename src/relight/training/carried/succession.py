@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from relight.script_files import is_user_type
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
@@ -23,12 +25,14 @@ from relight.training.carried.finding.kept import (
 from relight.training.carried.finding.places import key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.told.orders import keeps_its_order, only_grows
+from relight.training.carried.values.parts import is_part
 from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
 from relight.training.carried.values.trees.words import TAG, Unsupported
 from relight.training.carried.values.trees.writer import Writer
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed
+from relight.transfer.io.codec import encode_flat, encode_items
 from relight.transfer.io.constants import name_of_callable
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
@@ -46,7 +50,9 @@ _LATER = (
     "If a step depends on it: training.carry(...); else training.carry(ignore=(...,))"
 )
 _MISSING_TREE = {TAG: "missing"}
+_Trees = tuple[list[str], Any, Any]  # keys, and trees of values by these; apart: those of functions that the loop calls
 _CONTAINERS = frozenset({"list", "tuple", "dict", "set", "deque", "object"})  # may lead to other objects
+_ENCODED = frozenset({msgspec.Raw})
 
 
 class Keeper:
@@ -58,11 +64,15 @@ class Keeper:
         self._kept = catalog.kept
         self._is_id = is_id
         self._captures = 0
+        self._last: _Trees = [], {}, {}  # as they were written last
+        self._names = 0  # of objects, as of then
         self._was_unsettled = False
         self._moved: list[str] = []  # what is only shown, and was seen to change after it was kept for the first time
 
-    def capture(self, *, in_step: bool, early: bool) -> dict[str, Any]:
-        """The values now. Empty: nothing is carried. `early`: the block of the step goes on after this.
+    def capture(self, *, in_step: bool, early: bool, compared: bool) -> Any:
+        """The values now, as a tree. Empty: nothing is carried. `early`: the block of the step goes on after this.
+
+        `compared`: `is_due` has just looked at them.
 
         Raises UsageError for a value that decides what a step computes and cannot be kept.
         """
@@ -71,16 +81,17 @@ class Keeper:
             return {}
         self._captures += 1
         weigh = self._captures <= 2 * FIRST_STEPS or self._captures % _WEIGHED_EVERY == 0
-        names, of_calls = self._write_all(weigh)
-        if not (names or of_calls or unset or lost):
+        keys, names, of_calls = self._written_again(weigh, compared) or self._write_all(weigh)
+        if not (keys or unset or lost):
             return {}
         unsettled = [one.key for one in self._kept.values() if one.feeds and one.late] if in_step else []
-        lacking = [key for key in (*names, *of_calls) if in_step and self._kept[key].may_move_on(early=early)]
+        lacking = [key for key in keys if in_step and self._kept[key].may_move_on(early=early)]
         lacking += unset
         self._was_unsettled = bool(unsettled or lacking)
         # "unsettled", "lacking": what a step may change after this
         found = {"unsettled": unsettled, "lacking": lacking, **({"lost": lost} if lost else {})}
-        return {"names": names, "of_calls": of_calls, **found, "loop": self._catalog.loop.place}
+        words = {name: _encoded(*keys) for name, keys in found.items()}
+        return _joined({"names": names, "of_calls": of_calls, **words, "loop": _encoded(*self._catalog.loop.place)})
 
     def is_due(self) -> bool:
         """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
@@ -90,6 +101,7 @@ class Keeper:
             return True
         found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
         for one in found:
+            one.lasting = None
             if not (one.feeds or one.moves_on or one.is_put_in):
                 one.moves_on = True
                 self._moved += [] if one.late or one.after_write else [one.name]
@@ -101,33 +113,57 @@ class Keeper:
         moved, self._moved = sorted(set(self._moved)), []
         return _MOVED.format(names=", ".join(moved)) if moved else None
 
-    def _write_all(self, weigh: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All values, and those of functions that the loop calls: read back once these run."""
+    def _written_again(self, weigh: bool, compared: bool) -> _Trees | None:
+        """Return the same as last time, if all values have lasted since then."""
+        lasts, parts = not weigh, self._catalog.parts
+        for one in self._kept.values():
+            if one.is_written and one.lasting is not None:
+                value = one.spot.get()
+                if not (compared or not changed(one.kept, value)) or is_part(parts, value):
+                    one.lasting = None
+            lasts = lasts and not (one.is_written and one.lasting is None)
+        keys, _, _ = self._last
+        is_same = lasts and self._names == self._catalog.homes.count
+        return self._last if is_same and keys == [one.key for one in self._kept.values() if one.is_written] else None
+
+    def _write_all(self, weigh: bool) -> _Trees:
+        """All values, and those of functions that the loop calls: read back once these run. Also their keys."""
         catalog, sizes = self._catalog, dict[str, int]()
         self._divide_mixed()
         trees: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         written = [(one, one.spot.get()) for one in self._kept.values() if one.is_written]
         holders = self._holders() if any(kind_of(value) in _CONTAINERS for _, value in written) else {}
-        writers = Writer(catalog.homes, catalog.parts, holders), Writer(catalog.homes, catalog.parts, holders)
+        writers = [Writer(catalog.homes, catalog.parts, holders) for _ in trees]
         for one, value in written:
-            writers[one.is_of_a_call].look_at(value)
+            one.lasting = None if weigh else one.lasting
+            if one.lasting is None:
+                writers[one.is_of_a_call].look_at(value)
         for one, value in written:
+            writer = writers[one.is_of_a_call]
+            if one.lasting is not None and (again := writer.write_again(one.lasting)) is not None:
+                trees[one.is_of_a_call][one.key] = again
+                continue
             if isinstance(value, (set, frozenset)) and not (keeps_its_order(value) and only_grows(one.kept, value)):
                 catalog.doubt_order(one)
             one.kept, one.is_put_in = catalog.mark_of(value, one), False
             if one.looked is None:  # found in this step: what changed it came before this
                 one.looked = one.kept
-            tree = self._written_down(one, value, weigh, writers[one.is_of_a_call])
+            tree = self._written_down(one, value, weigh, writer)
+            one.lasting = None if value is MISSING or tree is NEVER else writer.lasting(tree)
             if tree is NEVER:
                 continue
-            trees[one.is_of_a_call][one.key] = tree
+            trees[one.is_of_a_call][one.key] = tree if one.lasting is None else one.lasting.encoded
             if weigh and one.feeds:
                 sizes[one.key] = size_of(tree)
         if sum(sizes.values()) > MOST_BYTES:
             largest = self._kept[max(sizes, key=lambda key: sizes[key])]
             catalog.refuse_or_leave_out(largest, largest.spot.get(), f"over {MOST_BYTES >> 20} MiB are carried")
             return self._write_all(weigh)  # others may refer to what is in it
-        return trees
+        keys = [one.key for one, _ in written if one.key in trees[one.is_of_a_call]]
+        names, of_calls = map(_joined, trees)
+        is_encoded = type(names) is type(of_calls) is msgspec.Raw  # no tensors are held for this
+        self._last, self._names = (keys, names, of_calls) if is_encoded else ([], {}, {}), catalog.homes.count
+        return keys, names, of_calls
 
     def _divide_mixed(self) -> None:
         """Carry only attributes of objects that hold something which cannot be written down, if they are the script's.
@@ -193,6 +229,17 @@ class Keeper:
         if not one.has_tensors and type(value) in (list, dict, set) and len(value) > MOST_LOG_LEAVES:
             return f"it has {len(value)} items"
         return ""
+
+
+def _joined(trees: dict[str, Any]) -> Any:
+    """Encode a dict of which all values are; any other one stays a tree, whose tensors are still to be found."""
+    return encode_items(trees.items()) if _ENCODED.issuperset(map(type, trees.values())) else trees
+
+
+@functools.lru_cache(maxsize=64)
+def _encoded(*words: str | int) -> Any:
+    """A list, encoded: mostly the same in every step."""
+    return encode_flat(list(words), "")
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from relight.training.carried.code.refs import describe
 from relight.training.carried.finding.catalog import Catalog
-from relight.training.carried.finding.kept import Kept
+from relight.training.carried.finding.kept import NEVER, Kept
 from relight.training.carried.finding.places import key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING, AttributeSpot
 from relight.training.state.values.marks import changed, is_undone, put_back
@@ -29,10 +29,11 @@ class Undo:
         self._spots = catalog.loop.spots
         self._lasting: list[str] = []  # keys of what the last step that was undone has left changed
 
-    def remember(self) -> None:
-        """Remember the values of now."""
+    def remember(self, *, compared: bool) -> None:
+        """Remember the values of now; `compared`: those that are written down are as they were kept last."""
         for one in self._kept.values():
-            one.mark = self._catalog.mark_of(one.spot.get(), one)
+            is_kept = compared and one.is_written and one.kept is not NEVER
+            one.mark = one.kept if is_kept else self._catalog.mark_of(one.spot.get(), one)
 
     def roll_back(self) -> str | None:
         """Put back what the step under way changed. Returns why a repetition of it may end with other bits."""

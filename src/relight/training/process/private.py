@@ -35,9 +35,10 @@ class PrivateState:
     def keep(self, version: int, *, early: bool = False, between: bool = False) -> None:
         """As it is now, as that of `version`.
 
-        `early`: the block goes on after this. `between`: it is kept again, after code between two steps.
+        `early`: the block goes on after this. `between`: it is kept again, after code between two steps, right after
+        `note_moves`.
         """
-        carried = self._carried.capture(early=early)
+        carried = self._carried.capture(early=early, compared=between)
         is_bare = not carried and not self._reports.has_private
         if is_bare and self._batches.derivable and not self._state.rank_private.exists:
             payload = NO_PRIVATE  # mostly

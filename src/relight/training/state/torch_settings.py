@@ -6,12 +6,13 @@ in torch's cache are of an older step, and a replacement would not have them.
 """
 
 import functools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from relight.device.torch_private import backend_flags, set_backend_flags
+from relight.device.torch_private import FLAG_READERS, backend_flags, set_backend_flags
 from relight.training.torch_private.script_modes import default_device
 
 
@@ -60,7 +61,44 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
     "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
 }
 _SHARED = ("anomalies", "dtype", "flags", "deterministic")  # whichever thread asks
-_OF_THREAD = tuple(name for name in SETTINGS if name not in _SHARED)
+
+
+@functools.cache
+def _readers(*names: str) -> list[Callable[[], Any]]:
+    """Functions of C++, most of them, that read what these settings are made of: each is called in every step."""
+    by_kind = (torch.is_autocast_enabled, torch.get_autocast_dtype)
+    made_of: dict[str, Sequence[Callable[[], Any]]] = {
+        "anomalies": (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled),
+        "autocast": [functools.partial(read, kind) for kind in _kinds() for read in by_kind],
+        "device": (default_device,),
+        "dtype": (torch.get_default_dtype,),
+        "flags": FLAG_READERS,
+    }
+    return [read for name in names for read in made_of.get(name, SETTINGS[name][:1])]
+
+
+class _Reading:
+    """Settings as they were when they were read last: the same object for as long as they are the same."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self._seen: list[Any] | None = None
+        self._values: dict[str, Any] = {}
+
+    def now(self) -> dict[str, Any]:
+        """Return their values by name, not to be changed."""
+        try:
+            seen = list(map(operator.call, _readers(*self._names)))
+        except RuntimeError:
+            seen = None
+        if seen is None or seen != self._seen:
+            self._values = {name: SETTINGS[name][0]() for name in self._names}
+            self._seen = seen
+        return self._values
+
+
+_shared = _Reading(*_SHARED)
+of_thread = _Reading(*(name for name in SETTINGS if name not in _SHARED))
 
 
 _MOVED = (
@@ -75,24 +113,22 @@ class TorchSettings:
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
         self._after: dict[str, Any] = {}  # those that all threads share, as the last step left them
-        self._now: dict[str, Any] = {}  # the same, if no code of the script has run since
 
     def begin(self) -> None:
         """Begin a step."""
-        self._before = {name: SETTINGS[name][0]() for name in _OF_THREAD} | (self._now or shared_settings())
-        self._now = {}
+        self._before = of_thread.now() | _shared.now()
         torch.clear_autocast_cache()
 
     def commit(self) -> None:
         """The step counts."""
-        self._now = {}
-        self._after = shared_settings()
+        self._after = _shared.now()
 
     def moved(self) -> str | None:
         """Return why a rank that was lost since the last step ended lacks a change, if there was one; once."""
-        before, now = self._after, shared_settings() if self._after else {}
-        self._after = self._now = now
-        names = sorted(f"torch's {name}" for name, value in before.items() if now[name] != value)
+        before, self._after = self._after, _shared.now() if self._after else {}
+        if before is self._after:
+            return None
+        names = sorted(f"torch's {name}" for name, value in before.items() if self._after[name] != value)
         return _MOVED.format(names=", ".join(names)) if names else None
 
     def roll_back(self) -> None:
@@ -103,7 +139,7 @@ class TorchSettings:
 
 def shared_settings() -> dict[str, Any]:
     """Return the settings that a replacement needs to adopt."""
-    return {name: SETTINGS[name][0]() for name in _SHARED}
+    return _shared.now()
 
 
 def adopt_settings(values: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ class StepLoop:
         self._carried.compare(worker.version)
         if not runtime.is_rehearsing and self._parts.private.note_moves(worker.version):
             self._parts.private.keep(worker.version, between=True)
-        self._carried.remember()
+        self._carried.remember(compared=not runtime.is_rehearsing)
         if self._carried.computes_above:
             self._parts.batches.begin_turn(worker.version, self._parts.assignment.batch_index)
         if runtime.is_rehearsing:

@@ -31,7 +31,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 _USUAL = frozenset({float, int, torch.Tensor, torch.nn.Parameter, list, tuple, dict, set})
-_AS_IS = frozenset({type(None), bool, str, bytes, float})
+_AS_IS = frozenset({type(None), bool, str, bytes, float, msgspec.Raw})  # the last: what `encode_flat` has returned
 _TYPED = frozenset({"constant", "dataclass", "typed"})
 _TAG = "\x00"  # a dict key no user writes; marks what msgpack has no type for
 
@@ -61,7 +61,11 @@ class Flat:
         if kind in _AS_IS:
             return tree
         if kind is dict:
-            return {_TAG: "dict", "v": [self._item(key, value, path) for key, value in tree.items()]}
+            return {_TAG: "dict", "v": self._items(tree, path) if tree else []}
+        if kind is list:
+            return [one if type(one) in _AS_IS else self._flatten(one, f"{path}[{i}]") for i, one in enumerate(tree)]
+        if kind is int and -(2**63) <= tree < 2**64:
+            return tree
         if kind not in _USUAL and (typed := write_typed(tree, path, self._flatten)) is not None:
             return {_TAG: typed[0], **typed[1]}
         if isinstance(tree, (str, bytes)) and type(tree).__module__ != "numpy":
@@ -86,7 +90,7 @@ class Flat:
         if isinstance(tree, (set, frozenset)):
             return {_TAG: "set", "v": [self._flatten(v, path) for v in sorted(tree, key=repr)]}
         if isinstance(tree, dict):
-            return {_TAG: "dict", "v": [self._item(key, value, path) for key, value in tree.items()]}
+            return {_TAG: "dict", "v": self._items(tree, path)}
         array = _as_numpy(tree)
         if array is not None:
             shape = list(array.shape) if array is tree else None  # None: a scalar, whose type decides that of results
@@ -98,11 +102,15 @@ class Flat:
             "dicts and deques of these, so that it can be copied to a replacement without pickle"
         )
 
-    def _item(self, key: Any, value: Any, path: str) -> list[Any]:
-        own = key if type(key) in _AS_IS else self._flatten(key, path)
-        if type(value) in _AS_IS:
-            return [own, value]
-        return [own, self._flatten(value, f"{path}.{key}" if path else str(key))]
+    def _items(self, tree: dict[Any, Any], path: str) -> list[list[Any]]:
+        start = f"{path}." if path else ""
+        return [
+            [
+                key if type(key) in _AS_IS else self._flatten(key, path),
+                one if type(one) in _AS_IS else self._flatten(one, f"{start}{key}"),
+            ]
+            for key, one in tree.items()
+        ]
 
 
 def _without_places(tree: Any) -> Any:
@@ -243,6 +251,16 @@ def encode_tree(tree: Any, path: str) -> bytes:
     flat = Flat(tree, path)
     hosts = [host_copy(t) for t in flat.tensors]
     return msgspec.msgpack.encode((flat.tree, [spec_of(t) for t in hosts], [bytes(raw_bytes(t)) for t in hosts]))
+
+
+def encode_flat(tree: Any, path: str) -> msgspec.Raw:
+    """A tree without tensors, to be put into others, any number of times."""
+    return msgspec.Raw(msgspec.msgpack.encode(tree if type(tree) in _AS_IS else Flat(tree, path).tree))
+
+
+def encode_items(items: Iterable[tuple[str, Any]]) -> msgspec.Raw:
+    """A dict whose values are encoded, or plain, or lists of such, as `encode_flat` would: in a tenth of its time."""
+    return msgspec.Raw(msgspec.msgpack.encode({_TAG: "dict", "v": list(map(list, items))}))
 
 
 def decode_tree(data: bytes) -> Any:

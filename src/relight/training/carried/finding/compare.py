@@ -125,9 +125,9 @@ class Comparison:
             self._before = None
 
     def end(self) -> None:
-        """The step is not compared any more; no value is held for that."""
+        """The step is not compared any more, and another one begins at once."""
         self._before = None
-        self.watch.forget()
+        self.watch.end()
 
     def leave(self) -> None:
         """The loop has ended."""

@@ -1,5 +1,6 @@
 """One place that is carried, and what the user is told of one that cannot be."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +47,9 @@ class Kept:
     looked: Any = None  # when it was last looked at
     kept: Any = NEVER  # when the private state was kept last
     is_put_in: bool = False  # since then, as another process had it, or this one in an older version
+    lasting: Any = None  # as it was written down then, if that stands for as long as `kept` shows no change
 
-    @property
+    @functools.cached_property
     def is_of_a_call(self) -> bool:
         """True if it belongs to an object that a function gets which the loop calls anew in each turn."""
         return self.key.startswith("held")

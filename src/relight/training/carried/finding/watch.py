@@ -32,6 +32,8 @@ class Watch:
         self._is_part = functools.partial(is_part, spots.parts)
         self._watched: list[tuple[Place, Spot]] = []
         self._marks: list[Any] = []
+        self._changed: list[int] | None = None  # of the watched, at the last look at all of them
+        self._stays = False  # no code of the script runs between that look and the next step
         self._settings = 0  # so many of the watched, the last ones, are settings of the process
         self._attributes_at: dict[Place, frozenset[str]] = {}
         self._owners: dict[Place, Any] = {}  # objects whose attributes are watched
@@ -70,22 +72,35 @@ class Watch:
 
     def begin(self) -> None:
         """The step begins with the values of now."""
-        self._marks = [self._marked(spot.get()) for _, spot in self._watched]
+        if self._stays and self._changed is not None:
+            for index in self._changed:
+                self._marks[index] = self._marked(self._watched[index][1].get())
+        else:
+            self._marks = [self._marked(spot.get()) for _, spot in self._watched]
+        self._changed, self._stays = None, False
+
+    def end(self) -> None:
+        """The step is not compared any more, and another one begins before code of the script runs."""
+        self._stays = True
 
     def forget(self) -> None:
         """The step is not compared any more; no value is held for that."""
-        self._marks = []
+        self._marks, self._changed, self._stays = [], None, False
 
     def changes(self, *, settings: bool) -> Iterator[tuple[Place, Any]]:
         """Places that hold something else than when the step began, and marks of what they held then.
 
         A place comes before those in it: these now lead into another object, if that has taken its place.
         """
-        found, count = {}, None if settings else len(self._watched) - self._settings
+        found, moved, index = {}, [], -1
+        count = None if settings else len(self._watched) - self._settings
         for (place, spot), mark in itertools.islice(zip(self._watched, self._marks, strict=False), count):
-            value = spot.get()
-            if value is not mark and changed(mark, value) and self._is_where_it_was(place):
-                found[place] = mark
+            value, index = spot.get(), index + 1
+            if value is not mark and changed(mark, value):
+                moved.append(index)
+                if self._is_where_it_was(place):
+                    found[place] = mark
+        self._changed = moved if settings and self._marks else None
         if found:
             marks = {place: mark for (place, _), mark in zip(self._watched, self._marks, strict=False)}
             wholes = Wholes(marks, self._attributes_at, self._home_of)

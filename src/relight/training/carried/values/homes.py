@@ -75,6 +75,11 @@ class Homes:
         """None: it is none of them."""
         return self._names.get(id(value))
 
+    @property
+    def count(self) -> int:
+        """The number of names, which only grows: a living object has got no other one while this is the same."""
+        return len(self._objects)
+
     def has(self, name: str) -> bool:
         """Return whether there was one of this name; it may be gone."""
         return name in self._objects

@@ -101,8 +101,9 @@ class References:
         for optimizer in self._optimizers.values():
             if value is optimizer.state or value is optimizer.param_groups:
                 return True
-            if any(value is group or value is group["params"] for group in optimizer.param_groups):
-                return True
+            for group in optimizer.param_groups:
+                if value is group or value is group["params"]:
+                    return True
             if isinstance(value, dict) and any(map(operator.is_, optimizer.state.values(), itertools.repeat(value))):
                 return True
         return False

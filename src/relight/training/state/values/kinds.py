@@ -196,7 +196,8 @@ def blocks_in(value: Any, kinds: Collection[str], depth: int = _LOOKED_INTO) -> 
     if kind in kinds:
         yield value
     elif depth and kind in ("list", "tuple", "deque", "dict", "object", "objects"):
-        for one in members_in(kind, value):
+        members = members_in(kind, value)
+        for one in () if PLAIN.issuperset(map(type, members)) else members:
             yield from blocks_in(one, kinds, depth - 1)
 
 

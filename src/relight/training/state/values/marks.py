@@ -4,6 +4,8 @@ A value is remembered with the identity of everything in it that can change, so 
 name of the same object right.
 """
 
+import itertools
+import operator
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from relight.training.state.values.generators import (
     stream_state,
 )
 from relight.training.state.values.kinds import (
+    PLAIN,
     attributes_beside,
     attributes_of,
     base_of,
@@ -37,8 +40,10 @@ from relight.transfer.io.strides import overlaps, with_strides
 
 DEEPEST = 12
 SEEN_ONLY = frozenset({"opaque", "digest"})  # marks of values that are not put back
-_LONG = 256
+LONG = 256  # members of a list of which only the end is compared, if it only grows
 _BESIDE = frozenset({"tensor", "list", "deque", "dict", "set"})
+_LEAVES = itertools.chain.from_iterable
+_SECOND = operator.itemgetter(1)
 
 
 class Mark:
@@ -66,6 +71,12 @@ def remember(
     `grows`: of long lists only the end ever changes. `is_part`: of a value that is put back otherwise: here it only
     matters that it is this one. `seen`: the depths at which values were met, by `id`: contents are remembered once.
     """
+    if type(value) in PLAIN:
+        return value
+    if seen is None and type(value) is dict and len(value) <= LONG:  # the quick way, for what most scripts count in
+        items = list(value.items())
+        if PLAIN.issuperset(map(type, map(_SECOND, items))) and not is_part(value):
+            return Mark("dict", value, items, {})
     kind = kind_of(value)
     if kind in ("plain", "number"):
         return value
@@ -84,12 +95,16 @@ def remember(
         gradient = gradient_of(value)
         own = None if gradient is None else Mark("tensor", gradient, (*_state_of(gradient), None))
         return Mark(kind, value, (*_state_of(value), own), beside)
-    if kind == "list" and grows and type(value) is list and len(value) > _LONG:
+    if kind == "list" and grows and type(value) is list and len(value) > LONG:
         return Mark("growing", value, len(value))
     if kind in ("list", "deque", "set", "tuple", "objects"):
-        return Mark(kind, value, [inside(one) for one in members_in(kind, value)], beside)
+        members = members_in(kind, value)
+        is_plain = PLAIN.issuperset(map(type, members))
+        return Mark(kind, value, members if is_plain else [inside(one) for one in members], beside)
     if kind == "dict":
-        return Mark(kind, value, [(key, inside(one)) for key, one in items_of(value)], beside)
+        items = items_of(value)
+        is_plain = PLAIN.issuperset(map(type, map(_SECOND, items)))
+        return Mark(kind, value, items if is_plain else [(key, inside(one)) for key, one in items], beside)
     if kind == "object":
         return Mark(kind, value, {name: inside(one) for name, one in attributes_of(value).items()})
     if kind == "generator":
@@ -108,7 +123,9 @@ def changed(mark: Any, value: Any) -> bool:
             return False
         if type(mark) is not type(value):
             return True
-        return repr(mark) != repr(value) if isinstance(mark, (float, complex)) else bool(mark != value)
+        if isinstance(mark, (float, complex)) or hasattr(mark, "dtype"):  # -0.0 is another one than 0.0
+            return repr(mark) != repr(value)
+        return bool(mark != value)
     if mark.value is not value:
         return True
     kind, saved = mark.kind, mark.saved
@@ -137,6 +154,8 @@ def changed(mark: Any, value: Any) -> bool:
         return any(map(changed, saved, value.flat))
     if kind == "dict":
         items = items_of(value)
+        if len(items) == len(saved) and all(map(operator.is_, _LEAVES(items), _LEAVES(saved))):
+            return False
         return len(items) != len(saved) or any(
             (key is not other and (isinstance(key, torch.Tensor) or key != other)) or changed(before, now)
             for (key, before), (other, now) in zip(saved, items, strict=True)

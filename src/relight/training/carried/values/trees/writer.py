@@ -3,8 +3,11 @@
 Objects that several names share, or several places of one value, are one object again where they are read.
 """
 
+import contextlib
+import itertools
 import random
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,14 +33,27 @@ from relight.training.state.values.kinds import (
     kind_of,
     members_in,
 )
-from relight.training.state.values.marks import DEEPEST, gradient_of
+from relight.training.state.values.marks import DEEPEST, LONG, gradient_of
 from relight.training.torch_private.distributed.divided import describe_division, is_on_mesh_of_any
 from relight.training.torch_private.distributed.mesh import is_distributed
-from relight.transfer.io.codec import local_part
+from relight.transfer.io.codec import encode_flat, encode_items, local_part
 from relight.transfer.io.constants import name_of_callable, write_constant
 
 _SEPARATOR = "\x1f"  # between the parts of a place
 _CONTAINERS = frozenset({"list", "deque", "set", "dict"})
+_LASTING = frozenset({list, tuple, dict, deque})
+_PAIRS = {TAG, "c", "v"}  # parts of a dict's tree
+_LEAVES = itertools.chain.from_iterable
+
+
+class Lasting:
+    """A value as it was written down: valid for as long as its mark, and the names of objects, are the same."""
+
+    __slots__ = ("encoded", "first", "names", "objects")
+
+    def __init__(self, encoded: Any, objects: list[Any], first: int, names: int) -> None:
+        """`objects`: what it holds of objects that can change, which were the `first` and the next ones written."""
+        self.encoded, self.objects, self.first, self.names = encoded, objects, first, names
 
 
 class Writer:
@@ -51,6 +67,7 @@ class Writer:
         self._numbers: dict[int, int] = {}  # of objects that were written, in that order
         self._alive: list[Any] = []
         self._begun = 0
+        self._lasts = True
         self._memories = Memories(self._parts)
         self._buffers = Buffers()
         self._written_memories: set[int] = set()
@@ -64,12 +81,30 @@ class Writer:
 
     def write(self, name: str, value: Any) -> Any:
         """As a tree for `encode_tree`. Raises Unsupported."""
-        self._begun = len(self._alive)
+        self._begun, self._lasts = len(self._alive), True
         try:
             return self._write(name, value, 0)
         except Unsupported:
             self.take_back()
             raise
+
+    def lasting(self, tree: Any) -> Lasting | None:
+        """The value that was written last, as this tree, for `write_again`. None: its mark does not tell all of it.
+
+        A mark does of plain values, and of containers of Python's own that hold nothing else.
+        """
+        if not self._lasts:
+            return None
+        return Lasting(_encoded(tree), self._alive[self._begun :], self._begun, self._homes.count)
+
+    def write_again(self, last: Lasting) -> Any:
+        """Return the same, of a value that has not changed; None if it is another tree in what is written now."""
+        is_same = last.first == len(self._alive) and last.names == self._homes.count
+        if not is_same or not self._numbers.keys().isdisjoint(numbers := list(map(id, last.objects))):
+            return None
+        self._numbers.update(zip(numbers, itertools.count(last.first), strict=False))
+        self._alive += last.objects
+        return last.encoded
 
     def take_back(self) -> None:
         """Drop the value that was written last."""
@@ -78,12 +113,17 @@ class Writer:
         del self._alive[self._begun :]
 
     def _write(self, name: str, value: Any, depth: int) -> Any:
+        if (its_class := type(value)) in PLAIN:
+            return value
+        if its_class not in _LASTING or len(value) > LONG:
+            self._lasts = False
         kind = kind_of(value)
         if kind == "plain":
-            return value if type(value) in PLAIN else _constant(value)
+            return _constant(value)
         if kind == "number":
             return {TAG: "number", "v": value}
         if (part := self._name_of_part(value)) is not None:
+            self._lasts = False
             return {TAG: "part", "p": part}
         if depth > DEEPEST:
             raise Unsupported("something that is nested too deep")
@@ -99,6 +139,7 @@ class Writer:
         if depth and (holder := self._holders.get(id(value))) is not None:
             return {TAG: "holder", "k": holder}
         if (number := self._numbers.get(id(value))) is not None:
+            self._lasts = self._lasts and number >= self._begun
             return {TAG: "same", "n": number}
         self._numbers[id(value)] = len(self._alive)
         self._alive.append(value)
@@ -152,8 +193,12 @@ class Writer:
 
     def _container(self, kind: str, name: str, value: Any, depth: int) -> Any:
         if kind == "dict":
-            pairs = []
+            pairs: list[list[Any]] = []
             for index, (key, one) in enumerate(items_of(value)):
+                if type(key) is str and type(one) in PLAIN:
+                    pairs.append([key, one])
+                    continue
+                self._lasts = self._lasts and type(key) is str  # a mark takes 1 and True for the same key
                 self._check_key(key)
                 at = self._write("", key, depth + 1)
                 pairs.append([at, self._write(f"{name}{STEP}{label_of(index, key)}", one, depth + 1)])
@@ -193,6 +238,13 @@ class Writer:
             home = self._homes.name_of(memory.widest) if memory.is_covered else None
             node |= {"v": memory.contents(), "h": home or ""}
         return node
+
+
+def _encoded(tree: Any) -> Any:
+    if type(tree) is dict and tree.keys() == _PAIRS and PLAIN.issuperset(map(type, _LEAVES(tree["v"]))):
+        with contextlib.suppress(OverflowError):  # an integer of more than 64 bits
+            return encode_items(tree.items())
+    return encode_flat(tree, "")
 
 
 def _instead_of(value: Any) -> str:
