@@ -11,6 +11,7 @@ from torch import nn
 from relight.core.worker.pattern import Learner
 from relight.training.data import rng
 from relight.training.state.tracked import TrackedState
+from relight.training.torch_private.tensors import WRITING
 from relight.training.transaction.image_plan import LEARNING_STEPS
 from relight.training.transaction.transaction import Transaction
 from relight.transfer.io.codec import decode_tree, encode_tree
@@ -520,6 +521,29 @@ def test_the_first_change_of_a_small_tensor_is_undone(run: Any) -> None:
         assert script.bits() == before
         script.step()
         before = script.bits()
+
+
+def test_methods_of_optimizers_are_watched_before_the_write(run: Any) -> None:
+    """While an optimizer writes, these methods are torch's own."""
+
+    def late(script: Script) -> None:
+        if script.number >= LEARNING_STEPS + 3:
+            with torch.no_grad():
+                script.net.last.bias.mul_(0.5)
+        plain(script)
+
+    script = run(late)
+    for _ in range(LEARNING_STEPS + 3):
+        script.step()
+    assert script.barriers[-1] != "end"
+    assert "mul_" not in vars(nn.Parameter)  # between two steps
+    before = script.bits()
+    with pytest.raises(InterruptedError):
+        _body_up_to_the_barrier(script)
+    script.undo()
+    assert script.bits() == before
+    script.transaction.remove()
+    assert vars(nn.Parameter).keys().isdisjoint(WRITING)
 
 
 def test_what_changes_for_the_first_time_makes_one_step_unrepeatable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

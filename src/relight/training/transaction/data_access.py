@@ -12,6 +12,7 @@ Flags of hundreds of parameters are costly to read in every step, so that one wa
 """
 
 import functools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,13 +23,17 @@ from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.script_modes import unseen
 from relight.training.torch_private.tensors import DATA, REQUIRES_GRAD, SET_REQUIRES_GRAD, WRITING, version_of
 
+# From then on Python looks up attributes of a class slowly, once those of the class have changed a thousand times.
+_EXCHANGES = sys.version_info < (3, 13)
+
 
 class DataAccess:
     """Notes which of the watched tensors were read or written through `.data` since the last `clear`."""
 
     def __init__(self) -> None:
         self.reached: set[int] = set()  # by `id`
-        self.watches_methods = False  # a write of a parameter can still be undone, so it needs a copy
+        self._watches_methods = False  # a write of a parameter can still be undone, so it needs a copy
+        self._in_writes: dict[str, Any] = {}  # methods that are called while that is not so, as they are when watched
         self.flags_set = 0  # how often any tensor's `requires_grad` was set
         self._assigned: set[int] = set()
         self._memory: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # tensors given other memory, with their first
@@ -64,7 +69,7 @@ class DataAccess:
         """Begin. `before_reach` is called for a watched tensor before its `.data` is read or set first.
 
         `before_method` is called for a watched parameter before each method that writes into it, while
-        `watches_methods`.
+        `watch_methods` has said so.
         """
         watched_of, reached = self, self.reached
 
@@ -102,25 +107,45 @@ class DataAccess:
         torch.Tensor.requires_grad = property(REQUIRES_GRAD.__get__, set_flag)  # type: ignore[assignment]
         torch.Tensor.requires_grad_ = requires_grad_  # type: ignore[assignment]
         for name, method in WRITING.items():
-            setattr(nn.Parameter, name, self._writing(method, before_method))
+            setattr(nn.Parameter, name, self._writing(name, method, before_method))
+
+    def watch_methods(self, watch: bool) -> None:
+        """Watch methods that write into parameters from now on, or do not.
+
+        Those that optimizers call are torch's own meanwhile: around each of their hundreds of calls, one of Python
+        would take longer than all else that relight does in a step.
+        """
+        self._watches_methods = watch
+        for name, method in list(self._in_writes.items()):  # other threads may add to them
+            now = vars(nn.Parameter).get(name)
+            if watch and now is None:
+                setattr(nn.Parameter, name, method)
+            elif now is method and not watch:
+                delattr(nn.Parameter, name)
 
     def remove(self) -> None:
         """Leave `torch.Tensor` as it was."""
         for name in ("data", "requires_grad", "requires_grad_"):
             if name in vars(torch.Tensor):
                 delattr(torch.Tensor, name)
+        self._in_writes.clear()
         for name in WRITING:
             if name in vars(nn.Parameter):
                 delattr(nn.Parameter, name)
         self.clear()
 
-    def _writing(self, method: Callable[..., Any], before: Callable[[torch.Tensor], None]) -> Callable[..., Any]:
+    def _writing(
+        self, name: str, method: Callable[..., Any], before: Callable[[torch.Tensor], None]
+    ) -> Callable[..., Any]:
         watched_of = self
 
         @not_compiled
         @functools.wraps(method)
         def write(parameter: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if watched_of.watches_methods and id(parameter) in watched_of._watched:
+            if not watched_of._watches_methods:
+                if _EXCHANGES:
+                    watched_of._in_writes[name] = write
+            elif id(parameter) in watched_of._watched:
                 before(parameter)
             return method(parameter, *args, **kwargs)
 

@@ -126,7 +126,8 @@ class Transaction:
         self._plan.begin(has_pattern=learnt is not None)
         start = changes.start()
         self._needs.begin(start if learnt is None else None)
-        self.is_open = changes.access.watches_methods = True
+        self.is_open = True
+        changes.access.watch_methods(True)
 
     def before_write(self, writer: str, optimizer: str | None) -> bool:
         """Prepare for a write. Returns True if the barrier stands in front of it.
@@ -177,7 +178,7 @@ class Transaction:
         self._see_assigned_buffers()
         self._attributes.notice()
         self._is_early = early
-        self._changes.access.watches_methods = not early
+        self._changes.access.watch_methods(not early)
         now = self._changes.scan()
         if self._plan.learning:
             self._learn()
@@ -203,7 +204,8 @@ class Transaction:
         self.surprise = self._needs.surprise(now, lost) if self._is_early else ""
         if self.surprise:
             self.learner = self.learner.surprised(everywhere=self._needs.needed_all)
-        self.is_open = self._changes.access.watches_methods = False
+        self.is_open = False
+        self._changes.access.watch_methods(False)
         self._images.commit()
         self._plan.commit()
         if self._changes.buffers_were_assigned:
@@ -240,7 +242,8 @@ class Transaction:
 
     def close(self) -> None:
         """No step is under way; give up all copies."""
-        self.is_open = self._is_early = self._changes.access.watches_methods = False
+        self.is_open = self._is_early = False
+        self._changes.access.watch_methods(False)
         self._writes = []
         self._images.drop()
         self._state.averages.forget()
