@@ -127,3 +127,48 @@ def test_what_the_script_ignores_is_not_told(name: str, word: str, tmp_path: Pat
     source = script(*MADE[name][:2], 5).replace("    acts =", f"    carry(ignore=({word!r},))\n    acts =")
     run_script(source, loop, tmp_path)
     assert loop.doubt is None
+
+
+LIBRARYS = """
+import networkx
+def run(graph, count):
+    for step in steps():
+        with step as value:
+            if CONDITION:
+                graph.add_edge(step.number, step.number + 1)
+            count = count + USE
+            if count > 1e9:
+                raise ValueError
+            step.end()
+    return count
+result = run(networkx.Graph(), 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "use", "is_told"),
+    [
+        ("True", "len(graph)", True),
+        ("step.number >= 4", "len(graph)", True),
+        ("step.number >= 4", "len(graph.edges)", True),
+        ("step.number >= 4", "max(networkx.degree(graph), default=(0, 0))[1]", True),
+        ("step.number >= 4", "1", False),  # no step depends on it
+        ("step.number == 0", "len(graph)", False),  # made when it is first used, perhaps
+        ("step.number >= 6", "len(graph)", False),
+    ],
+)
+def test_objects_of_libraries_that_steps_use_are_told_once_they_change(
+    condition: str, use: str, is_told: bool, tmp_path: Path
+) -> None:
+    """Their classes may keep state anywhere; a graph, an environment."""
+    loop = Loop(until=8, fails_at=5)
+    run_script(LIBRARYS.replace("CONDITION", condition).replace("USE", use), loop, tmp_path)
+    assert ("graph" in (loop.doubt or "")) == is_told
+    assert any(loop.undone) == is_told  # the step that is computed twice would have told it as well
+
+
+def test_functions_in_objects_of_libraries_count_by_their_identity(tmp_path: Path) -> None:
+    source = LIBRARYS.replace("CONDITION", "True").replace("USE", "len(graph)")
+    loop = Loop(until=8, fails_at=5)
+    run_script(source.replace("networkx.Graph()", "networkx.Graph(act=lambda: 1)"), loop, tmp_path)
+    assert "graph" in (loop.doubt or "")

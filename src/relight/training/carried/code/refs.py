@@ -8,6 +8,7 @@ import functools
 import inspect
 import io
 import random
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -283,6 +284,7 @@ def sets_otherwise(owner: Any, name: str) -> bool:
 
 
 _SHOWN_BY = ("tqdm", "logging", "_io", "rich", "wandb", "tensorboard")
+_KNOWN = ("relight", "numpy", "accelerate", "transformers", "lightning", "lightning_fabric", "pytorch_lightning", "trl")
 _SEEN_BY_VALUES = ("os", "sqlite3")  # the environment, databases in memory
 
 
@@ -299,6 +301,13 @@ def is_of_a_library(value: Any) -> bool:
         return not is_user_type(type(value))
     home = type(value).__module__.partition(".")[0]
     return not (callable(value) or home in (*_SHOWN_BY, *_SEEN_BY_VALUES, "torch") or is_user_type(type(value)))
+
+
+def may_hold_state(value: Any) -> bool:
+    """Return whether it is an object of an installed library, but none that relight knows: an environment, a graph."""
+    home = type(value).__module__.partition(".")[0]
+    is_known = home in sys.stdlib_module_names or home in _KNOWN or isinstance(value, nn.Module)
+    return not is_known and is_of_a_library(value)
 
 
 def container_behind(value: Any) -> tuple[Any, str]:

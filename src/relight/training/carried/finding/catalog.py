@@ -60,9 +60,7 @@ class Catalog:
         self.watched: dict[str, bool] = {}
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
         fingerprinted = Fingerprinted(lambda thing: is_part_of(self.parts, thing) or self.is_foreign(thing))
-        self.unrepeatable = Unrepeatable(
-            self.comparison.look, self._is_told_otherwise, fingerprinted, self._spots.settings.files
-        )
+        self.unrepeatable = Unrepeatable(self.comparison.look, self._is_told_otherwise, fingerprinted, self._spots)
 
     @property
     def is_idle(self) -> bool:

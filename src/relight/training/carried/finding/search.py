@@ -69,6 +69,7 @@ class Search:
             self._refuse_unfrozen(names)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
             catalog.dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
+            catalog.unrepeatable.libraries.begin([loop.lasting(place) for place in names.of_libraries])
             written = {*names.dead, *(found.place for found in names.found.values())}
             catalog.comparison.rebound = {place for place in written if len(place) == 1}
             for found in names.found.values():

@@ -113,7 +113,9 @@ class Calls:
         is_own = own_method(known(receiver), function.attr) is not None
         if function.attr == "step" and not is_own:
             self._step(receiver, node)
+        self._flow.is_called_alone = is_statement and not is_own
         self._reading.value(function.value, NOWHERE if is_statement and (changes or draws) else use, whole=not is_own)
+        self._flow.is_called_alone = False
         if draws:
             self.draw(receiver, node, use)
         return receiver, changes and not draws

@@ -27,6 +27,8 @@ class Flow:
         self.exposed: set[Key] = set()  # read before they are written
         self.writes: dict[Key, tuple[str, int]] = {}
         self.written_late: set[Key] = set()
+        self.used: set[Key] = set()  # read, and more than a method called whose result is thrown away
+        self.is_called_alone = False  # what is read now is the receiver of such a call
         self._ends: list[State] = []  # of the ways through the iteration
         self._members: dict[Key, set[Key]] = {}  # places in what other places hold
         self._read_whole: set[Key] = set()
@@ -47,6 +49,8 @@ class Flow:
             self._read_whole |= {key, *([ref.alias.key] if ref.alias is not None and ref.alias.key else [])}
         if self.state is not None and not self._is_written(key):
             self.exposed.add(key)
+        if not self.is_called_alone and use != NOWHERE:
+            self.used.add(key)
         self.feed(key, use)
 
     def feed(self, key: Key, use: Use) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.carried.code.iteration import Iteration
-from relight.training.carried.code.refs import Key, Place, describe
+from relight.training.carried.code.refs import Key, Place, describe, may_hold_state
 from relight.training.carried.code.scope import Scope
 from relight.training.carried.reading.flow import Flow
 from relight.training.carried.reading.making import Made
@@ -50,6 +50,7 @@ class Names:
     dead: set[Place] = field(default_factory=set)  # written before they are read: nothing of them is carried
     # Attributes of tensors, perhaps of parameters; whether they are set after the last call of an optimizer's `step`.
     set_on_tensors: dict[str, bool] = field(default_factory=dict)
+    of_libraries: list[Place] = field(default_factory=list)  # objects of which steps use what their methods return
     shown_after: list[str] = field(default_factory=list)  # those that code after the loop may read
     new_layer: Made | None = None  # that some step makes and puts into a module which was handed over
     unfrozen: list[tuple[Made, list[torch.Tensor]]] = field(default_factory=list)  # parameters that steps unfreeze
@@ -73,11 +74,21 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     flow.hold_the_same()
     flow.expose_members()
     feeding = flow.feeding()
+
+    def is_local(place: Place) -> bool:
+        return len(place) == 1 and is_of_a_call(place, iteration.frames - 1)
+
     read_after = iteration.read_after | {*frames[iteration.frames - 1].f_code.co_cellvars}
     names = Names(
         set_on_tensors=flow.attributes_of_tensors(),
         new_layer=reading.making.new_layer(),
         unfrozen=reading.unfreezing.found(),
+        of_libraries=[
+            flow.places[key]
+            for key in sorted(flow.used & feeding & flow.places.keys(), key=str)
+            if any(may_hold_state(one) and not is_foreign(one) for one in _members_of(flow.values.get(key)))
+            and not is_local(flow.places[key])
+        ],
     )
     shown_after = []
     for key, (file, line) in flow.writes.items():
@@ -85,7 +96,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         if key[0] == "temporary" or (is_foreign(value) and not isinstance(value, _PARTS)):
             continue
         place = flow.places.get(key)
-        if place is None or (len(place) == 1 and is_of_a_call(place, iteration.frames - 1)):
+        if place is None or is_local(place):
             continue
         is_read_after = len(place) > 1 or place[0][0] != "frame" or place[0][2] in read_after
         if key in flow.exposed or (is_read_after and flow.may_remain(key)):
@@ -101,3 +112,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     made_anew = {place[0] for place in names.dead if len(place) == 1 and place[0][2] not in read_after}
     names.shown_after = [describe(place) for place in shown_after if place[0] not in made_anew]
     return names
+
+
+def _members_of(value: Any) -> Sequence[Any]:
+    return value if type(value) in (list, tuple) else (value,)

@@ -17,6 +17,7 @@ from typing import Any
 
 from relight.training.state.values.contents import Digests
 from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.pickles import pickled_digest
 
 CACHED = type(functools.lru_cache(len))
 _QUEUES = (queue.Queue, queue.LifoQueue, queue.PriorityQueue)
@@ -62,6 +63,8 @@ def _has_peer(connection: socket.socket) -> bool:
 def fingerprint_of(value: Any, digests: Digests) -> Any:
     """Return what changes with the object, to be compared by `differs`. None: nothing that matters can."""
     kind = type(value)
+    if not has_fingerprint(value):
+        return pickled_digest(value)
     if kind is CACHED:
         return {id(key): (id(one), digests.of(one)) for key, one in results_in(value) if not _is_plain(one)}
     if kind in _QUEUES:

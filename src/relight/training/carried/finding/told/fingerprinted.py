@@ -1,7 +1,7 @@
 """Objects that only a fingerprint shows to have changed: taken when the loop begins, and in some steps after that."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,12 @@ class Fingerprinted:
         self._last: _Look = {}
         self._changed: set[Place] = set()  # also what has become again what it was
 
-    def see(self, found: dict[Place, Any]) -> None:
-        """These are all, at the beginning of a step."""
+    def see(self, found: dict[Place, Any], anew: Collection[Place] = ()) -> None:
+        """These are all, at the beginning of a step. `anew`: those that are compared with now from now on."""
         now = self._look(found)
+        if anew:
+            self._first = {number: one for number, one in self._first.items() if one.place not in anew}
+            self._last = {number: one for number, one in self._last.items() if one.place not in anew}
         self._changed |= _differing(self._last, now)
         self._first = {number: self._of(self._first, number, one) for number, one in now.items()}
         self._last = now

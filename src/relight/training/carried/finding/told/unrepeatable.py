@@ -11,10 +11,11 @@ from typing import Any
 
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.code.source import mentioned
-from relight.training.carried.finding.spots.files import Files
+from relight.training.carried.finding.places import Spots
 from relight.training.carried.finding.survey import Survey
 from relight.training.carried.finding.told.caches import Caches
 from relight.training.carried.finding.told.fingerprinted import Fingerprinted
+from relight.training.carried.finding.told.libraries import OfLibraries
 from relight.training.carried.finding.told.process import OfProcess
 from relight.training.state.values.fingerprints import CACHED, is_database
 from relight.words import listed
@@ -28,12 +29,14 @@ _KEPT = (
     "{names}(): a cached function, of which an undone step has computed a result that can change, beside older ones. "
     "Make such objects before the loop, or keep them in a variable"
 )
+_SETTLED = 3
 _SELECT = r"(?i)\bselect\b"
 _MADE = "{names}: made by a step, and no module that another process imports. Make it before the loop"
 _CHANGED = (
     "{names}: changed by steps, and of a kind that is neither undone with a step nor carried to a replacement. Keep "
-    "such state in a variable (numbers, lists, tensors), or compute it from step.number. training.carry(ignore=(...,)) "
-    "says that no step depends on it (docs/CARRIED.md)"
+    "such state in a variable (numbers, lists, tensors), compute it from step.number, or hand over an object with "
+    "state_dict() and load_state_dict() (relight.Training(..., per_rank={{...}})). training.carry(ignore=(...,)) says "
+    "that it is handed over, or that no step depends on it (docs/CARRIED.md)"
 )
 
 
@@ -45,7 +48,7 @@ class Unrepeatable:
         look: Callable[[], Survey],
         is_told_otherwise: Callable[[Place], bool],
         fingerprinted: Fingerprinted,
-        files: Files,
+        spots: Spots,
     ) -> None:
         """Nothing is watched yet.
 
@@ -53,11 +56,12 @@ class Unrepeatable:
             look: finds what the script can reach.
             is_told_otherwise: of a place that is carried, was left out, or does not matter.
             fingerprinted: the fingerprints of these objects.
-            files: that steps read.
+            spots: of places, and with the files that steps read.
         """
         self._look, self._is_told_otherwise = look, is_told_otherwise
-        self._sighted, self._files = fingerprinted, files
-        self._process = OfProcess()
+        self._sighted, self._files = fingerprinted, spots.settings.files
+        self._process, self.libraries = OfProcess(), OfLibraries(spots)
+        self._looks = 0
         self._caches = self._now = Caches()
         self._script: Collection[str] = ()  # its modules
         self._reads_tables = False
@@ -84,7 +88,9 @@ class Unrepeatable:
         """All that can be reached, at the beginning of a step."""
         found = self._found_in(survey)
         self._now = _caches_in(found)
-        self._sighted.see(found)
+        self._looks += 1  # before the loop, and at the beginning of steps 0, 1, ...
+        # A library may make what it needs when it is first used: what it is then, it was.
+        self._sighted.see(found, self.libraries.found() if self._looks <= _SETTLED else ())
         self._process.see()
 
     def roll_back(self) -> None:
@@ -120,7 +126,7 @@ class Unrepeatable:
 
     def _found_in(self, survey: Survey) -> dict[Place, Any]:
         """Objects that only a fingerprint shows to have changed; databases in files only if the script reads any."""
-        found = survey.fingerprinted
+        found = {**survey.fingerprinted, **self.libraries.found()}
         return found if self._reads_tables else {at: one for at, one in found.items() if not is_database(one)}
 
     def _told(self, places: Collection[Place], more: Collection[str]) -> str:
