@@ -192,6 +192,25 @@ SCRIPTS = {
         "x, [p.wins for p in players]",
         setup=f"{CLASSES}players = [A(), B()]\nfor p in players:\n p.wins = 0\n",
     ),
+    "objects of a list that is sorted": function(
+        "x, items = 0, [Item(i) for i in range(5)]",
+        "items.sort(key=lambda one: one.p)\nitems[0].p += 1.7\nx = x + b * items[0].p",
+        "x, [one.p for one in items]",
+        setup="class Item:\n def __init__(self, p):\n  self.p = p\n",
+    ),
+    "objects that are exchanged": function(
+        "x, new, old = 0, Item(1), Item(2)",
+        "new, old = old, new\nnew.p += b\nold.p *= 1.5\nx = x + new.p - 2 * old.p",
+        "x, new.p, old.p",
+        setup="class Item:\n def __init__(self, p):\n  self.p = p\n",
+    ),
+    "objects of a dictionary that move": function(
+        "x, held = 0, {n: Item(n) for n in range(4)}",
+        "held[step.number % 4], held[3] = held[3], held[step.number % 4]\nheld[0].p += b\nheld[2].p *= 2\n"
+        "x = x + held[0].p + 2 * held[3].p",
+        "x, [one.p for one in held.values()]",
+        setup="class Item:\n def __init__(self, p):\n  self.p = p\n",
+    ),
     "thread local": function(
         "x = 0",
         "local.n += b\nx = x + local.n",

@@ -55,6 +55,16 @@ def test_a_doubt_is_told_once_and_outweighs_equal_digests() -> None:
     assert describe_bits(report) == f"not known, because rank 1 in step 3: {REASON}"
 
 
+def test_an_exception_after_a_doubt_may_come_of_it() -> None:
+    desk = Desk(standbys=1).train()
+    desk.tell(doubt(1))
+    desk.raises("w1", "KeyError: 3", step=4)
+    desk.exits("w1", 1, step=4)
+    desk.recover(4)
+    desk.raises("w2", "KeyError: 3", step=4)
+    assert f"so it is a bug, or comes of an earlier failure: rank 1 in step 3: {REASON})" in desk.end().error
+
+
 def test_before_the_end_only_a_doubt_is_said() -> None:
     desk = Desk().train()
     assert describe_bits(desk.controller.report()) == ""

@@ -1,6 +1,7 @@
 """The circuit breaker: whether one failure is too many for the job to continue."""
 
 from relight.core.account.report import ENDED
+from relight.core.account.verdict import describe_doubts
 from relight.core.job.job import Job
 from relight.core.membership.recent import Recent
 
@@ -34,7 +35,9 @@ class Breaker:
         limit = limit or job.settings.max_identical_errors
         where = f"rank {last.rank} in {last.phase} of step {last.step}" if last.rank >= 0 else "all ranks"
         if key is not None and self._alike[key] >= limit:
-            return f"{where}: {last.evidence} ({limit} times in the same place, so it is a bug, not a failure)"
+            doubts = describe_doubts(job.job_stats.doubts.found)
+            what = f"a bug, or comes of an earlier failure: {doubts}" if doubts else "a bug, not a failure"
+            return f"{where}: {last.evidence} ({limit} times in the same place, so it is {what})"
         count, at_most = job.job_stats.failures.count, job.settings.max_failures
         if at_most is not None and count > at_most:
             return f"{count} failures, more than --max-failures {at_most}; last {where}"

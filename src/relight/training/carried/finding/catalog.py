@@ -15,7 +15,7 @@ from relight.training.carried.finding.compare import Comparison
 from relight.training.carried.finding.kept import CHANGES, MOST_MODULE_BYTES, NEVER, Kept
 from relight.training.carried.finding.late_modules import LateModules
 from relight.training.carried.finding.loop import Loop
-from relight.training.carried.finding.places import key_of, leads_into_function, place_of
+from relight.training.carried.finding.places import Spots, key_of, leads_into_function, place_of
 from relight.training.carried.finding.spots.spot import MISSING, Spot
 from relight.training.carried.finding.told.fingerprinted import Fingerprinted
 from relight.training.carried.finding.told.orders import is_iterated
@@ -113,7 +113,7 @@ class Catalog:
                 return None
             if self.is_of_data(value):
                 return None
-        _write_down_once(place, self.kept)
+        _write_down_once(one, place, self.kept, self._spots)
         self.kept[key] = one
         self.homes.add(key, value if mark is NEVER else mark)
         return one
@@ -282,11 +282,15 @@ class Catalog:
             )
 
 
-def _write_down_once(place: Place, kept: Mapping[str, Kept]) -> None:
-    """Parts of this place are undone by themselves, and written down with it."""
-    for one in kept.values():
-        if place_of(one.key)[: len(place)] == place:
-            one.is_written = False
+def _write_down_once(one: Kept, place: Place, kept: Mapping[str, Kept], spots: Spots) -> None:
+    """Parts of a place that is kept are undone by themselves, and written down with it."""
+    for part in kept.values():
+        if place_of(part.key)[: len(place)] == place:
+            one.write_down_with(part)
+    for length in range(1, len(place)):
+        whole = kept.get(key_of(place[:length]))
+        if whole is not None and whole.is_written and not leads_into_function(spots, place, length):
+            whole.write_down_with(one)
 
 
 def _names_of(name: str) -> list[str]:

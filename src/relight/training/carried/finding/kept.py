@@ -68,6 +68,14 @@ class Kept:
         """True if a later step may be another one without it."""
         return self.feeds and not self.is_left
 
+    def write_down_with(self, part: "Kept") -> None:
+        """Write a part of this one down with all that this place holds: it decides, and moves on, as its parts do."""
+        part.is_written = False
+        self.feeds |= part.feeds
+        self.late |= part.late
+        self.after_write |= part.after_write
+        self.is_left &= part.is_left
+
     def is_late(self, value: Any, homes: Homes) -> bool:
         """Return whether its value is an object of the script's that a step has made where there was none."""
         is_new = kind_of(value) == "object" and homes.name_of(value) is None
