@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from relight.device.torch_private import FLAG_READERS, backend_flags, set_backend_flags
-from relight.training.torch_private.script_modes import default_device
+from relight.training.torch_private.script_modes import default_context, default_device
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -63,14 +63,13 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
 _SHARED = ("anomalies", "dtype", "flags", "deterministic")  # whichever thread asks
 
 
-@functools.cache
-def _readers(*names: str) -> list[Callable[[], Any]]:
+def _readers(names: Sequence[str]) -> list[Callable[[], Any]]:
     """Functions of C++, most of them, that read what these settings are made of: each is called in every step."""
     by_kind = (torch.is_autocast_enabled, torch.get_autocast_dtype)
     made_of: dict[str, Sequence[Callable[[], Any]]] = {
         "anomalies": (torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled),
         "autocast": [functools.partial(read, kind) for kind in _kinds() for read in by_kind],
-        "device": (default_device,),
+        "device": (default_context,),
         "dtype": (torch.get_default_dtype,),
         "flags": FLAG_READERS,
     }
@@ -82,13 +81,15 @@ class _Reading:
 
     def __init__(self, *names: str) -> None:
         self._names = names
+        self._read: list[Callable[[], Any]] = []
         self._seen: list[Any] | None = None
         self._values: dict[str, Any] = {}
 
     def now(self) -> dict[str, Any]:
         """Return their values by name, not to be changed."""
         try:
-            seen = list(map(operator.call, _readers(*self._names)))
+            self._read = self._read or _readers(self._names)
+            seen = list(map(operator.call, self._read))
         except RuntimeError:
             seen = None
         if seen is None or seen != self._seen:
@@ -113,19 +114,22 @@ class TorchSettings:
     def __init__(self) -> None:
         self._before: dict[str, Any] = {}
         self._after: dict[str, Any] = {}  # those that all threads share, as the last step left them
+        self._now: dict[str, Any] = {}  # the same, if no code of the script has run since
 
     def begin(self) -> None:
         """Begin a step."""
-        self._before = of_thread.now() | _shared.now()
+        self._before = of_thread.now() | (self._now or _shared.now())
+        self._now = {}
         torch.clear_autocast_cache()
 
     def commit(self) -> None:
         """The step counts."""
-        self._after = _shared.now()
+        self._now, self._after = {}, _shared.now()
 
     def moved(self) -> str | None:
         """Return why a rank that was lost since the last step ended lacks a change, if there was one; once."""
-        before, self._after = self._after, _shared.now() if self._after else {}
+        before = self._after
+        self._after = self._now = _shared.now() if before else {}
         if before is self._after:
             return None
         names = sorted(f"torch's {name}" for name, value in before.items() if self._after[name] != value)

@@ -85,9 +85,13 @@ def modes_now() -> Modes:
     )
 
 
+# Return the context of `torch.set_default_device` in this thread, another one after each call; None: it was not called.
+default_context: Callable[[], Any] = functools.partial(getattr, torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
 def default_device() -> torch.device | None:
     """The one that `torch.set_default_device` has set in this thread."""
-    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    context = default_context()
     return None if context is None else context.device
 
 

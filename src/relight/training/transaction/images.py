@@ -14,6 +14,7 @@ from relight.training.state.handed.schedulers import own_state_dict
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.value_images import Copies, Restorer, copied
 from relight.training.state.values.bits import same_bits
+from relight.training.state.values.kinds import PLAIN
 from relight.training.torch_private.distributed.zero import state_of
 from relight.training.transaction.data_access import DataAccess
 from relight.transfer.io.codec import local_part
@@ -93,8 +94,7 @@ class OptimizerImages:
         self._states = {}
         for name, optimizer in self._optimizers.items():
             self._groups[name] = [
-                (group, {k: copied(v, {}) for k, v in group.items() if k != "params"}, [*group["params"]])
-                for group in optimizer.param_groups
+                (group, _hyperparameters(group), [*group["params"]]) for group in optimizer.param_groups
             ]
         for name in self._around:
             self.take(name)
@@ -131,6 +131,15 @@ class OptimizerImages:
 
     def drop(self) -> None:
         self._groups, self._states = {}, {}
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    """Copy them: most are numbers, which need no copies."""
+    found = group.copy()
+    del found["params"]
+    if not PLAIN.issuperset(map(type, found.values())):
+        found = {name: copied(value, {}) for name, value in found.items()}
+    return found
 
 
 class ObjectImages:

@@ -33,6 +33,8 @@ class Watch:
         self._watched: list[tuple[Place, Spot]] = []
         self._marks: list[Any] = []
         self._changed: list[int] | None = None  # of the watched, at the last look at all of them
+        self._settings_seen: list[Any] | None = None  # when these were marked, and at the last look at all of them
+        self._settings_now: list[Any] | None = None
         self._stays = False  # no code of the script runs between that look and the next step
         self._settings = 0  # so many of the watched, the last ones, are settings of the process
         self._attributes_at: dict[Place, frozenset[str]] = {}
@@ -75,7 +77,9 @@ class Watch:
         if self._stays and self._changed is not None:
             for index in self._changed:
                 self._marks[index] = self._marked(self._watched[index][1].get())
+            self._settings_seen = self._settings_now
         else:
+            self._settings_seen = self._spots.settings.look()
             self._marks = [self._marked(spot.get()) for _, spot in self._watched]
         self._changed, self._stays = None, False
 
@@ -93,7 +97,9 @@ class Watch:
         A place comes before those in it: these now lead into another object, if that has taken its place.
         """
         found, moved, index = {}, [], -1
-        count = None if settings else len(self._watched) - self._settings
+        self._settings_now = self._spots.settings.look() if settings else None
+        has_changed = settings and self._settings_now != self._settings_seen
+        count = None if has_changed else len(self._watched) - self._settings
         for (place, spot), mark in itertools.islice(zip(self._watched, self._marks, strict=False), count):
             value, index = spot.get(), index + 1
             if value is not mark and changed(mark, value):

@@ -2,11 +2,11 @@
 
 import contextlib
 import contextvars
-import copy
 import decimal
 import functools
 import importlib
 import json
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from typing import Any
 from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.spots.files import Files
 from relight.training.carried.finding.spots.spot import MISSING, FunctionSpot, Spot
-from relight.training.state.torch_settings import SETTINGS
+from relight.training.state.torch_settings import SETTINGS, of_thread
 from relight.training.torch_private.tensors import print_options, set_print_options
 
 CONTENTS = ("contents", "", "")  # the last part of a place: what an object of Python's own holds
@@ -27,6 +27,27 @@ _COUNTS = (24, 40, 92)  # in the header of an SQLite database
 _MOST_BYTES = 2**20  # of a database that is looked into
 
 
+_last_change = [object()]  # of the environment, by whatever part of the script
+
+
+def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a method that changes the environment leave another object there: to compare all variables takes 15 us."""
+
+    @functools.wraps(method)
+    def change(*arguments: Any) -> None:
+        try:
+            method(*arguments)
+        finally:
+            _last_change[0] = object()
+
+    return change
+
+
+for _name in ("__setitem__", "__delitem__"):  # through which all the others go
+    setattr(os._Environ, _name, _counted(getattr(os._Environ, _name)))
+_environment_token = functools.partial(operator.itemgetter(0), _last_change)
+
+
 class Setting(Spot):
     """A setting of the process, as a text, which is written anew only once the setting is another one."""
 
@@ -35,24 +56,24 @@ class Setting(Spot):
         look: Callable[[], Any],
         change: Callable[[Any], object],
         value: Callable[[Any], Any] = lambda seen: seen,
-        token: Callable[[], Any] = lambda: None,
+        token: Callable[[], Any] | None = None,
     ) -> None:
         """`value`: of what a look has seen; it can be written down, and is given to `change`.
 
-        `token`: an object that is another one once the setting has changed; None: it has to be looked at.
+        `token`: gives an object that is another one once the setting has changed; None: it has to be looked at.
         """
-        self._look, self._change, self._value, self._token = look, change, value, token
+        self.look, self._change, self._value, self.token = look, change, value, token
         self._seen: Any = MISSING
         self._known: Any = None
         self._text = ""
 
     def get(self) -> str:
-        token = self._token()
+        token = self.token() if self.token is not None else None
         if token is not None and token is self._known:
             return self._text
-        self._known, seen = token, self._look()
+        self._known, seen = token, self.look()
         if self._seen is MISSING or seen != self._seen:
-            self._seen = copy.copy(seen)
+            self._seen = seen
             self._text = json.dumps(self._value(self._seen))
         return self._text
 
@@ -67,8 +88,8 @@ class Settings:
     def __init__(self) -> None:
         self._environment = dict(_VARIABLES)
         self.files = Files()
-        self.spots: dict[str, Spot] = {
-            "os.environ": Setting(lambda: _VARIABLES, self._set_environment, self._new_variables),
+        self.spots: dict[str, Setting] = {
+            "os.environ": Setting(_VARIABLES.copy, self._set_environment, self._new_variables, _environment_token),
             "decimal.getcontext()": Setting(_decimal_context, _set_decimal_context, _decimal_values),
             "numpy.geterr()": Setting(_numpy_errors, _set_numpy_errors, token=_errors_token),
             "numpy.get_printoptions()": Setting(_numpy_printing, _set_numpy_printing, token=_printing_token),
@@ -77,6 +98,12 @@ class Settings:
             "files that steps read": Setting(lambda: self.files.names, self.files.take, sorted),
             **{f"torch's {name}": Setting(*SETTINGS[name]) for name in _OF_TORCH},
         }
+        self._looks = [spot.token or spot.look for name, spot in self.spots.items() if not name.startswith("torch's ")]
+        self._looks.append(of_thread.now)
+
+    def look(self) -> list[Any]:
+        """Return a list that is another one, by its values, once some setting is."""
+        return list(map(operator.call, self._looks))
 
     def all(self) -> Iterator[tuple[Place, Any]]:
         """Their places and values."""
