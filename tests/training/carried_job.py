@@ -191,8 +191,8 @@ class Job:
         if not is_rehearsing:
             self._tell(doubt)
             if self._is_to_be_kept():
-                self._keep(self.version)
-        self.carried.remember()
+                self._keep(self.version, between=True)
+        self.carried.remember(compared=not is_rehearsing)
         if is_rehearsing:
             self.state.attributes.begin(learning=True)
             return
@@ -379,8 +379,8 @@ class Job:
         self.version = lost.version
         self._page[self.version] = lost.private
 
-    def _keep(self, version: int, *, early: bool = False) -> None:
-        carried = self.carried.capture(early=early)
+    def _keep(self, version: int, *, early: bool = False, between: bool = False) -> None:
+        carried = self.carried.capture(early=early, compared=between)
         tree = {**self.state.rank_private.tree(), **({"carried": carried} if carried else {})}
         self._page[version] = encode_tree(tree, "rank-private state")
 

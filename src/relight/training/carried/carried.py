@@ -130,9 +130,7 @@ class Carried:
         if not self._loop.is_found:
             return
         self._catalog.follow_parts()
-        self._spots.frames.forget()
         self._catalog.begin_comparison(number)
-        self._spots.frames.forget()
 
     def remember(self, *, compared: bool = False) -> None:
         """Remember the values of now, for `roll_back`; `compared`: those that `needs_keeping` has just looked at."""
@@ -191,10 +189,11 @@ class Carried:
         `early`: the block is not over. `compared`: `needs_keeping` has just looked at them, between two steps. Raises
         UsageError for a value that decides what a step computes and cannot be kept.
         """
-        self._spots.frames.forget()
-        if self._in_step:
-            self._catalog.notice(between=False, early=early)
-        self._catalog.follow_parts()
+        if not compared:
+            self._spots.frames.forget()
+            if self._in_step:
+                self._catalog.notice(between=False, early=early)
+            self._catalog.follow_parts()
         tree = self._keeper.capture(in_step=self._in_step, early=early, compared=compared)
         self._spots.frames.forget()
         return tree
@@ -203,10 +202,7 @@ class Carried:
     def needs_keeping(self) -> bool:
         """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
         self._catalog.follow_parts()
-        self._spots.frames.forget()
-        is_due = self._keeper.is_due()
-        self._spots.frames.forget()
-        return is_due
+        return self._keeper.is_due()
 
     def noticed(self) -> dict[str, int]:
         """Return keys of values seen to change, and of the steps that showed it; -1: only shown, and moves on late.

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import msgspec
-
 from relight.script_files import is_user_type
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
@@ -32,7 +30,7 @@ from relight.training.carried.values.trees.words import TAG, Unsupported
 from relight.training.carried.values.trees.writer import Writer
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed
-from relight.transfer.io.codec import encode_flat, encode_items
+from relight.transfer.io.codec import Node, flat_dict, flatten
 from relight.transfer.io.constants import name_of_callable
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
@@ -52,7 +50,7 @@ _LATER = (
 _MISSING_TREE = {TAG: "missing"}
 _Trees = tuple[list[str], Any, Any]  # keys, and trees of values by these; apart: those of functions that the loop calls
 _CONTAINERS = frozenset({"list", "tuple", "dict", "set", "deque", "object"})  # may lead to other objects
-_ENCODED = frozenset({msgspec.Raw})
+_FLAT = frozenset({Node})
 
 
 class Keeper:
@@ -90,8 +88,8 @@ class Keeper:
         self._was_unsettled = bool(unsettled or lacking)
         # "unsettled", "lacking": what a step may change after this
         found = {"unsettled": unsettled, "lacking": lacking, **({"lost": lost} if lost else {})}
-        words = {name: _encoded(*keys) for name, keys in found.items()}
-        return _joined({"names": names, "of_calls": of_calls, **words, "loop": _encoded(*self._catalog.loop.place)})
+        words = {name: _flat(*keys) for name, keys in found.items()}
+        return _joined({"names": names, "of_calls": of_calls, **words, "loop": _flat(*self._catalog.loop.place)})
 
     def is_due(self) -> bool:
         """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
@@ -143,6 +141,12 @@ class Keeper:
             if one.lasting is not None and (again := writer.write_again(one.lasting)) is not None:
                 trees[one.is_of_a_call][one.key] = again
                 continue
+            is_short = type(value) is dict and len(value) <= MOST_LOG_LEAVES and not weigh
+            if is_short and (found := writer.write_words(one.key, value)) is not None:
+                one.kept, one.lasting = found
+                one.is_put_in, one.looked = False, one.kept if one.looked is None else one.looked
+                trees[one.is_of_a_call][one.key] = one.lasting.tree
+                continue
             if isinstance(value, (set, frozenset)) and not (keeps_its_order(value) and only_grows(one.kept, value)):
                 catalog.doubt_order(one)
             one.kept, one.is_put_in = catalog.mark_of(value, one), False
@@ -152,7 +156,7 @@ class Keeper:
             one.lasting = None if value is MISSING or tree is NEVER else writer.lasting(tree)
             if tree is NEVER:
                 continue
-            trees[one.is_of_a_call][one.key] = tree if one.lasting is None else one.lasting.encoded
+            trees[one.is_of_a_call][one.key] = tree if one.lasting is None else one.lasting.tree
             if weigh and one.feeds:
                 sizes[one.key] = size_of(tree)
         if sum(sizes.values()) > MOST_BYTES:
@@ -161,8 +165,8 @@ class Keeper:
             return self._write_all(weigh)  # others may refer to what is in it
         keys = [one.key for one, _ in written if one.key in trees[one.is_of_a_call]]
         names, of_calls = map(_joined, trees)
-        is_encoded = type(names) is type(of_calls) is msgspec.Raw  # no tensors are held for this
-        self._last, self._names = (keys, names, of_calls) if is_encoded else ([], {}, {}), catalog.homes.count
+        is_flat = type(names) is type(of_calls) is Node  # no tensors are held for this
+        self._last, self._names = (keys, names, of_calls) if is_flat else ([], {}, {}), catalog.homes.count
         return keys, names, of_calls
 
     def _divide_mixed(self) -> None:
@@ -232,14 +236,14 @@ class Keeper:
 
 
 def _joined(trees: dict[str, Any]) -> Any:
-    """Encode a dict of which all values are; any other one stays a tree, whose tensors are still to be found."""
-    return encode_items(trees.items()) if _ENCODED.issuperset(map(type, trees.values())) else trees
+    """Flatten a dict of which all values are flat; any other one stays a tree, whose tensors are still to be found."""
+    return flat_dict(trees.items()) if _FLAT.issuperset(map(type, trees.values())) else trees
 
 
 @functools.lru_cache(maxsize=64)
-def _encoded(*words: str | int) -> Any:
-    """A list, encoded: mostly the same in every step."""
-    return encode_flat(list(words), "")
+def _flat(*words: str | int) -> Any:
+    """A list, flattened: mostly the same in every step."""
+    return flatten(list(words), "")
 
 
 @functools.lru_cache(maxsize=1)

@@ -38,6 +38,7 @@ NO_PRIVATE = encode_tree({"buffers": {}, "per_rank": {}, "data": None, "rng": No
 _NO_PRIVATE_DIGEST = xxhash.xxh3_64_intdigest(NO_PRIVATE)
 
 _LOSS = struct.Struct("<d")
+_pack_record, _RECORD_BYTES = TRACE_RECORD.pack_into, TRACE_RECORD.size
 _PRIVATE_WORDS = (WORD["private_version_0"], WORD["private_version_1"])  # by slot
 _PHASE, _PROGRESS, _STAMP_NS = WORD["phase"], WORD["progress"], WORD["stamp_ns"]
 _GENERATION, _STEP, _VERSION, _COLLECTIVES = WORD["generation"], WORD["step"], WORD["version"], WORD["collectives"]
@@ -87,8 +88,8 @@ class PositionPage:
         words[_PROGRESS] += 1
         words[_STAMP_NS] = now
         index = words[_TRACE_INDEX]
-        offset = TRACE_OFFSET + index % TRACE_RECORDS * TRACE_RECORD.size
-        TRACE_RECORD.pack_into(self._map, offset, now, words[_GENERATION], words[_STEP], phase, words[_VERSION])
+        offset = TRACE_OFFSET + index % TRACE_RECORDS * _RECORD_BYTES
+        _pack_record(self._map, offset, now, words[_GENERATION], words[_STEP], phase, words[_VERSION])
         words[_TRACE_INDEX] = index + 1
 
     def put(self, name: str, value: int) -> None:

@@ -8,7 +8,10 @@ from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
-from relight.transfer.io.codec import encode_tree
+from relight.transfer.io.codec import encode_tree, flatten
+
+# What `NO_PRIVATE` is the bytes of.
+_BARE = {"buffers": flatten({}, ""), "per_rank": flatten({}, ""), "data": None, "rng": None}
 
 
 class Reports(Protocol):
@@ -39,9 +42,9 @@ class PrivateState:
         `note_moves`.
         """
         carried = self._carried.capture(early=early, compared=between)
-        is_bare = not carried and not self._reports.has_private
-        if is_bare and self._batches.derivable and not self._state.rank_private.exists:
-            payload = NO_PRIVATE  # mostly
+        is_bare = self._batches.derivable and not (self._reports.has_private or self._state.rank_private.exists)
+        if is_bare:
+            payload = encode_tree({**_BARE, "carried": carried}, "rank-private state") if carried else NO_PRIVATE
         else:
             tree = {
                 **self._state.rank_private.tree(),

@@ -31,9 +31,19 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 _USUAL = frozenset({float, int, torch.Tensor, torch.nn.Parameter, list, tuple, dict, set})
-_AS_IS = frozenset({type(None), bool, str, bytes, float, msgspec.Raw})  # the last: what `encode_flat` has returned
+_AS_IS = frozenset({type(None), bool, str, bytes, float})
+_encode = msgspec.msgpack.Encoder().encode
 _TYPED = frozenset({"constant", "dataclass", "typed"})
 _TAG = "\x00"  # a dict key no user writes; marks what msgpack has no type for
+
+
+class Node:
+    """A tree without tensors, flattened, to be put into others, any number of times."""
+
+    __slots__ = ("flat",)
+
+    def __init__(self, flat: Any) -> None:
+        self.flat = flat
 
 
 class Flat:
@@ -64,6 +74,8 @@ class Flat:
             return {_TAG: "dict", "v": self._items(tree, path) if tree else []}
         if kind is list:
             return [one if type(one) in _AS_IS else self._flatten(one, f"{path}[{i}]") for i, one in enumerate(tree)]
+        if kind is Node:
+            return tree.flat
         if kind is int and -(2**63) <= tree < 2**64:
             return tree
         if kind not in _USUAL and (typed := write_typed(tree, path, self._flatten)) is not None:
@@ -250,17 +262,18 @@ def encode_tree(tree: Any, path: str) -> bytes:
     """A whole tree as one byte string: for the small rank-private state."""
     flat = Flat(tree, path)
     hosts = [host_copy(t) for t in flat.tensors]
-    return msgspec.msgpack.encode((flat.tree, [spec_of(t) for t in hosts], [bytes(raw_bytes(t)) for t in hosts]))
+    return _encode((flat.tree, [spec_of(t) for t in hosts], [bytes(raw_bytes(t)) for t in hosts]))
 
 
-def encode_flat(tree: Any, path: str) -> msgspec.Raw:
-    """A tree without tensors, to be put into others, any number of times."""
-    return msgspec.Raw(msgspec.msgpack.encode(tree if type(tree) in _AS_IS else Flat(tree, path).tree))
+def flatten(tree: Any, path: str) -> Node:
+    """Flatten a tree without tensors."""
+    return Node(tree if type(tree) in _AS_IS else Flat(tree, path).tree)
 
 
-def encode_items(items: Iterable[tuple[str, Any]]) -> msgspec.Raw:
-    """A dict whose values are encoded, or plain, or lists of such, as `encode_flat` would: in a tenth of its time."""
-    return msgspec.Raw(msgspec.msgpack.encode({_TAG: "dict", "v": list(map(list, items))}))
+def flat_dict(items: Iterable[tuple[str, Any]]) -> Node:
+    """Flatten a dict whose values are flat already, or plain values, or lists of such: in a tenth of the time."""
+    pairs = [[key, one.flat if type(one) is Node else one] for key, one in items]
+    return Node({_TAG: "dict", "v": pairs})
 
 
 def decode_tree(data: bytes) -> Any:

@@ -190,6 +190,13 @@ def items_of(value: dict[Any, Any]) -> list[tuple[Any, Any]]:
     return _at_once(base_of(value).items, value)
 
 
+def holds_words(value: Any) -> bool:
+    """Return whether it is a list or dict of Python's own that holds nothing but plain values."""
+    if type(value) is dict:
+        return PLAIN.issuperset(map(type, list(value.values())))
+    return type(value) is list and PLAIN.issuperset(map(type, value[:]))
+
+
 def blocks_in(value: Any, kinds: Collection[str], depth: int = _LOOKED_INTO) -> Iterator[Any]:
     """The tensors or arrays, by their kinds, that a value consists of or holds."""
     kind = kind_of(value)

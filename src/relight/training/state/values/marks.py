@@ -123,12 +123,18 @@ def changed(mark: Any, value: Any) -> bool:
             return False
         if type(mark) is not type(value):
             return True
+        if type(mark) is float and mark != 0.0 and mark == mark:  # noqa: PLR0124
+            return bool(mark != value)
         if isinstance(mark, (float, complex)) or hasattr(mark, "dtype"):  # -0.0 is another one than 0.0
             return repr(mark) != repr(value)
         return bool(mark != value)
     if mark.value is not value:
         return True
     kind, saved = mark.kind, mark.saved
+    if kind == "dict" and not mark.attributes and type(value) is dict:  # the quick way, for what has not changed
+        items = list(value.items())
+        if len(items) == len(saved) and all(map(operator.is_, _LEAVES(items), _LEAVES(saved))):
+            return False
     if mark.attributes is not None and _differ(mark.attributes, attributes_beside(value)):
         return True
     if kind == "tensor":
@@ -154,8 +160,6 @@ def changed(mark: Any, value: Any) -> bool:
         return any(map(changed, saved, value.flat))
     if kind == "dict":
         items = items_of(value)
-        if len(items) == len(saved) and all(map(operator.is_, _LEAVES(items), _LEAVES(saved))):
-            return False
         return len(items) != len(saved) or any(
             (key is not other and (isinstance(key, torch.Tensor) or key != other)) or changed(before, now)
             for (key, before), (other, now) in zip(saved, items, strict=True)

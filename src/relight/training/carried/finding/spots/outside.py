@@ -44,7 +44,7 @@ def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in ("__setitem__", "__delitem__"):  # through which all the others go
-    setattr(os._Environ, _name, _counted(getattr(os._Environ, _name)))
+    setattr(type(os.environ), _name, _counted(getattr(type(os.environ), _name)))
 _environment_token = functools.partial(operator.itemgetter(0), _last_change)
 
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from relight.training.carried.values.parts import Parts, is_part
 from relight.training.carried.values.trees.words import TAG
-from relight.training.state.values.kinds import blocks_in
+from relight.training.state.values.kinds import blocks_in, holds_words
 
 
 def has_tensors(value: Any) -> bool:
     """Return whether it holds any, of more than one number."""
-    return any(tensor.dim() for tensor in blocks_in(value, ("tensor",)))
+    return not holds_words(value) and any(tensor.dim() for tensor in blocks_in(value, ("tensor",)))
 
 
 def tensor_bytes(value: Any, parts: Parts) -> int:

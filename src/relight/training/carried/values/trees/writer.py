@@ -3,7 +3,6 @@
 Objects that several names share, or several places of one value, are one object again where they are read.
 """
 
-import contextlib
 import itertools
 import random
 from array import array
@@ -28,32 +27,35 @@ from relight.training.state.values.kinds import (
     attributes_beside,
     blocks_in,
     factory_of,
+    holds_words,
     is_fixed,
     items_of,
     kind_of,
     members_in,
 )
-from relight.training.state.values.marks import DEEPEST, LONG, gradient_of
+from relight.training.state.values.marks import DEEPEST, LONG, Mark, gradient_of
 from relight.training.torch_private.distributed.divided import describe_division, is_on_mesh_of_any
 from relight.training.torch_private.distributed.mesh import is_distributed
-from relight.transfer.io.codec import encode_flat, encode_items, local_part
+from relight.transfer.io.codec import Node, flat_dict, flatten, local_part
 from relight.transfer.io.constants import name_of_callable, write_constant
 
 _SEPARATOR = "\x1f"  # between the parts of a place
 _CONTAINERS = frozenset({"list", "deque", "set", "dict"})
 _LASTING = frozenset({list, tuple, dict, deque})
-_PAIRS = {TAG, "c", "v"}  # parts of a dict's tree
+_WORDS = frozenset({str})
+_NAME_OF_DICT = class_name({})
+_LARGE = 2**63  # larger numbers are written as text
 _LEAVES = itertools.chain.from_iterable
 
 
 class Lasting:
     """A value as it was written down: valid for as long as its mark, and the names of objects, are the same."""
 
-    __slots__ = ("encoded", "first", "names", "objects")
+    __slots__ = ("first", "names", "objects", "tree")
 
-    def __init__(self, encoded: Any, objects: list[Any], first: int, names: int) -> None:
+    def __init__(self, tree: Node, objects: list[Any], first: int, names: int) -> None:
         """`objects`: what it holds of objects that can change, which were the `first` and the next ones written."""
-        self.encoded, self.objects, self.first, self.names = encoded, objects, first, names
+        self.tree, self.objects, self.first, self.names = tree, objects, first, names
 
 
 class Writer:
@@ -74,8 +76,7 @@ class Writer:
 
     def look_at(self, value: Any) -> None:
         """To be called with all that will be written: tensors that share memory do so again where they are read."""
-        blocks = list(blocks_in(value, ("tensor", "array")))
-        if blocks:
+        if not holds_words(value) and (blocks := list(blocks_in(value, ("tensor", "array")))):
             self._memories.add(blocks)
             self._buffers.add(blocks)
 
@@ -95,7 +96,26 @@ class Writer:
         """
         if not self._lasts:
             return None
-        return Lasting(_encoded(tree), self._alive[self._begun :], self._begun, self._homes.count)
+        return Lasting(flatten(tree, ""), self._alive[self._begun :], self._begun, self._homes.count)
+
+    def write_words(self, name: str, value: dict[Any, Any]) -> tuple[Mark, Lasting] | None:
+        """Mark a dict of words and numbers, and write it down: as `remember` and `write` do, in a fifth of their time.
+
+        None: it is another one, or shared with what was written before.
+        """
+        items, number = list(value.items()), len(self._alive)
+        words = [*_LEAVES(items)]
+        is_plain = _WORDS.issuperset(map(type, words[::2])) and PLAIN.issuperset(map(type, words[1::2]))
+        if not is_plain or len(items) > LONG or not all(-_LARGE < one < _LARGE for one in words if type(one) is int):
+            return None
+        home = self._homes.name_of(value)
+        is_own = home == name or (home is None and not self._homes.has(name))
+        if not is_own or id(value) in self._numbers or self._name_of_part(value) is not None:
+            return None
+        self._numbers[id(value)] = number
+        self._alive.append(value)
+        tree = flat_dict(((TAG, "dict"), ("c", _NAME_OF_DICT), ("v", list(map(list, items)))))
+        return Mark("dict", value, items, {}), Lasting(tree, [value], number, self._homes.count)
 
     def write_again(self, last: Lasting) -> Any:
         """Return the same, of a value that has not changed; None if it is another tree in what is written now."""
@@ -104,7 +124,7 @@ class Writer:
             return None
         self._numbers.update(zip(numbers, itertools.count(last.first), strict=False))
         self._alive += last.objects
-        return last.encoded
+        return last.tree
 
     def take_back(self) -> None:
         """Drop the value that was written last."""
@@ -238,13 +258,6 @@ class Writer:
             home = self._homes.name_of(memory.widest) if memory.is_covered else None
             node |= {"v": memory.contents(), "h": home or ""}
         return node
-
-
-def _encoded(tree: Any) -> Any:
-    if type(tree) is dict and tree.keys() == _PAIRS and PLAIN.issuperset(map(type, _LEAVES(tree["v"]))):
-        with contextlib.suppress(OverflowError):  # an integer of more than 64 bits
-            return encode_items(tree.items())
-    return encode_flat(tree, "")
 
 
 def _instead_of(value: Any) -> str:
