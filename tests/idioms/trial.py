@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from relight.core.account.report import JobReport
+from relight.core.account.verdict import NOT_KNOWN
 from tests.idioms.library import path_of, ranks_of
 from tests.idioms.verdict import Ending, digests_in
 from tests.survival.harness import HANG_SECONDS, PATIENCE, ROOT, Job, Training, plain_environment, send
@@ -142,7 +143,7 @@ def _run(
                 if keep is not None:
                     shutil.copytree(directory, keep / f"{name}-{time.time():.0f}", dirs_exist_ok=True)
             report = outcome.report
-            words = report.error or "; ".join(doubt.reason for doubt in getattr(report, "doubts", ()))
+            words = report.error or "; ".join(doubt.reason for doubt in report.doubts)
             if outcome.status and not words:
                 words = outcome.stderr[-600:]
             return Ending(
@@ -150,7 +151,7 @@ def _run(
                 digests=digests_in(outcome.stdout),
                 steps=report.steps,
                 failures=len(report.failures),
-                bits=getattr(report, "bits_as_undisturbed", ""),
+                bits=report.bits_as_undisturbed or (NOT_KNOWN if report.doubts else ""),
                 words=words,
                 usage="UsageError" in words
                 or words.startswith("the state of version 1 differs")  # ranks that train apart

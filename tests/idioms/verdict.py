@@ -56,7 +56,8 @@ def judge(ending: Ending, undisturbed: Mapping[int, str]) -> tuple[Verdict, str]
         expected = {rank: words for rank, words in undisturbed.items() if rank in ending.digests}
         if ending.digests == expected:
             return Verdict.EQUAL, "killed once more after the last step"
-        return Verdict.SILENT, what_differs(ending.digests, expected)
+        verdict = Verdict.TOLD if ending.bits == "not known" else Verdict.SILENT
+        return verdict, f"{what_differs(ending.digests, expected)}: {ending.words}"
     if ending.status:
         if ending.usage:
             return (Verdict.TOLD if ending.steps else Verdict.REFUSED), ending.words

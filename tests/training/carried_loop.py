@@ -121,6 +121,7 @@ class Loop:
         if self.tree is not None:
             self.turn(-1)
             yield Step(self, 0, warmup=True, fails=False)
+            self.carried.roll_back()
             self.doubt = self.carried.adopt(self.tree, self.noticed, self.begins_at)
         numbers = list(range(self.begins_at, until))
         if self.goes_back:
@@ -156,6 +157,8 @@ class Loop:
         self.carried.enter(frame, step.number)
 
     def exit(self, step: Step, error: BaseException | None) -> bool:
+        if step.warmup and error is None:
+            return False  # undone when the loop asks for the next step
         if step.warmup or isinstance(error, Interrupted):
             if not step.warmup:
                 self.doubt = self.doubt or self.carried.doubts.risk()
@@ -164,7 +167,7 @@ class Loop:
                 self.doubt = self.doubt or lasting
                 self.rolled_back.append(lasting)
                 self.undone.append(self.carried.doubts.of_undone())
-            return error is None or isinstance(error, Interrupted)
+            return isinstance(error, Interrupted)
         if error is not None:
             return False
         if step.looked != self.carried.look():  # then the barrier stands at the end, or the survivors tell of it

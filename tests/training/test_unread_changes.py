@@ -228,3 +228,12 @@ def test_what_is_not_compared_is_said(tmp_path: Path) -> None:
     loop = Loop(until=4)
     run_script(script(("[Thing() for _ in range(2**16)]", "pass"), 1), loop, tmp_path)
     assert [text for text in loop.said if "too many" in text]
+
+
+def test_what_python_notes_on_a_class_is_no_change(tmp_path: Path) -> None:
+    """The names of slots, when the first object of a class is copied or pickled."""
+    loop = Loop(until=8)
+    loop.risks = []
+    source = script(("Thing()", "copy.deepcopy(large)"), 5).replace("import datetime", "import copy, datetime")
+    run_script(source, loop, tmp_path)
+    assert not any(loop.risks)

@@ -47,7 +47,7 @@ class TGNMemory(nn.Module):
         super().__init__()
         self.register_buffer("memory", torch.empty(NODES, DIM))
         self.register_buffer("last_update", torch.empty(NODES, dtype=torch.long))
-        self.register_buffer("_assoc", torch.empty(NODES, dtype=torch.long))
+        self.register_buffer("_assoc", torch.zeros(NODES, dtype=torch.long))
         self.gru, self.time_enc = nn.GRUCell(2 * DIM + 4, DIM), nn.Linear(1, 4)
         self.msg_store = {}
         self.reset_state()

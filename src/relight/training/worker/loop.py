@@ -95,6 +95,7 @@ class StepLoop:
             raise UsageError(_NOT_ENTERED)
         self._runtime.is_rehearsing = False
         with hidden_from_modes():
+            self._carried.roll_back()
             self._state.attributes.roll_back()
 
     def _offer(self) -> Iterator[Step]:
@@ -232,8 +233,7 @@ class StepLoop:
     def _complete(self, step: Step) -> None:
         runtime, worker, parts = self._runtime, self._worker, self._parts
         if runtime.is_rehearsing:
-            self._carried.roll_back()
-            return
+            return  # code after the block sees what it has left: `losses[-1]`
         self._checks.see_update(trained=worker.wrote or self._transaction.wrote_parameters)
         if not worker.passed and self._is_to_be_repeated():
             return

@@ -23,6 +23,7 @@ from relight.training.carried.finding.told.unrepeatable import Unrepeatable
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
+from relight.training.state.values.fingerprints import has_fingerprint
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
 
@@ -108,7 +109,7 @@ class Catalog:
             return None
         one, value = Kept(key, name, where, spot, feeds, late, is_left, seen=seen, after_write=after_write), spot.get()
         if value is not MISSING:
-            if self.is_foreign(value) and not late:  # nothing to carry until it stands for something else
+            if self.is_foreign(value) and not (late and not isinstance(value, nn.Module)):  # until it means another
                 self._stands_for.setdefault(key, (one, self.mark_of(value, one) if mark is NEVER else mark))
                 return None
             if self.is_of_data(value):
@@ -141,8 +142,9 @@ class Catalog:
         self.say(f"carried {one.name}", one.left_out(why))
 
     def refuse_or_leave_out(self, one: Kept, value: Any, why: str) -> None:
-        """A value that cannot be written down. Raises UsageError in the first steps, if the code shows it to decide."""
-        if one.decides and not one.seen and not self.is_foreign(value):
+        """A value that cannot be written down. Raises UsageError in the first steps, if the code shows it to decide.
+        No job ends for what has a fingerprint: after a recovery the bits are not known."""
+        if one.decides and not (one.seen or has_fingerprint(value) or self.is_foreign(value)):
             if self.comparison.is_first_of_job:
                 raise one.refusal(why)
             self.lost.append(one.key)  # to end a job which may never fail would be worse than to doubt its bits

@@ -239,7 +239,7 @@ def _is_kept_otherwise(place: Place, owner: Any, name: str, value: Any) -> bool:
     """Return whether an attribute that something has got is none of the script's, or is kept with its owner."""
     if isinstance(owner, torch.optim.Optimizer):
         return kind_of(value) == "opaque" or not is_added(owner, name)
-    if callable(owner) and not isinstance(owner, (type, nn.Module)) and (name.startswith("__") or _COMPILED in name):
+    if callable(owner) and not isinstance(owner, nn.Module) and (name.startswith("__") or _COMPILED in name):
         return True
     if len(place) > 1 or place[0][0] not in ("slot", "inner"):
         return False
