@@ -59,6 +59,10 @@ SETTINGS = (
     "class Solver:\n cfg = Keys(rate=1.0)\n"
 )
 
+TEAM = (
+    "class Item:\n def __init__(self, p):\n  self.p, self.log = p, []\n"
+    "class Team:\n def __init__(self):\n  self.held = [Item(i) for i in range(3)]\n  self.best = self.held[0]\n"
+)
 SCRIPTS = {
     "dicts whose keys are attributes, and that raise KeyError or are their own memory": function(
         "one, two, x = Keys(n=0, inner=Keys(m=1)), Itself(n=2), 0",
@@ -203,6 +207,18 @@ SCRIPTS = {
         "new, old = old, new\nnew.p += b\nold.p *= 1.5\nx = x + new.p - 2 * old.p",
         "x, new.p, old.p",
         setup="class Item:\n def __init__(self, p):\n  self.p = p\n",
+    ),
+    "objects of a list, by an attribute for the first of them": function(
+        "x, t = 0, Team()",
+        "t.held.sort(key=lambda one: -one.p)\nt.best = t.held[0]\nt.best.p -= 1.5 * b\nx = x + t.best.p",
+        "x, [one.p for one in t.held], t.held.index(t.best)",
+        setup=TEAM,
+    ),
+    "objects of a list, by an attribute for one after another": function(
+        "x, t = 0, Team()",
+        "t.best = t.held[step.number % 3]\nif step.number >= 3:\n t.best.log.append(b)\nx = x + len(t.best.log)",
+        "x, [one.log for one in t.held]",
+        setup=TEAM,
     ),
     "objects of a dictionary that move": function(
         "x, held = 0, {n: Item(n) for n in range(4)}",

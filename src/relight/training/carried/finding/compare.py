@@ -61,7 +61,7 @@ class Comparison:
         self._spots = spots
         self._is_foreign = is_foreign
         self._is_part = functools.partial(is_part, spots.parts)
-        self.rebound: set[Place] = set()  # names that steps bind to another object now and then
+        self.rebound: set[Place] = set()  # names and attributes that steps bind to another object now and then
         self.watch = Watch(spots)
         self.number = 0  # of the step under way
         self.is_incomplete = False  # there was more than what is compared

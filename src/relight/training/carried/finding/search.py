@@ -1,6 +1,6 @@
 """Looks for what a script carries: in the code of its loop, and in what the user declares."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import FrameType, MethodType
 from typing import Any
 
@@ -68,16 +68,32 @@ class Search:
                 raise refusals.of_layer(names.new_layer)
             self._refuse_unfrozen(names)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
-            catalog.dead = {place if len(place) == 1 else loop.lasting(place) for place in names.dead}
+            catalog.dead = {self._lasting(place) for place in names.dead}
+            self._keep_holders(names.found.values())
             catalog.unrepeatable.libraries.begin([loop.lasting(place) for place in names.of_libraries])
             written = {*names.dead, *(found.place for found in names.found.values())}
-            catalog.comparison.rebound = {place for place in written if len(place) == 1}
+            catalog.comparison.rebound = {self._lasting(place) for place in written}
             for found in names.found.values():
                 self._keep_found(found, iteration)
         for text in self._declared_names:
             self._keep_named(text)
         loop.look_at(frame)
         catalog.begin()
+
+    def _lasting(self, place: Place) -> Place:
+        return place if len(place) == 1 else self._loop.lasting(place)
+
+    def _keep_holders(self, found: Collection[Found]) -> None:
+        """Carry what steps let stand for one object after another, before they read it, if they change these objects.
+
+        An attribute of such an object, by itself, would belong to another object in a replacement.
+        """
+        for one in found:
+            for length in range(1, len(one.place)):
+                holder = self._lasting(one.place[:length])
+                if holder in self._catalog.dead:
+                    self._catalog.dead.discard(holder)
+                    self._catalog.keep(holder, f"{short(one.file)}:{one.line}", feeds=one.feeds, seen=True)
 
     def _note_unread(self, frame: FrameType) -> None:
         """Say that the code of a loop cannot be read, unless it is an integration's own: that names what it carries."""

@@ -64,7 +64,7 @@ class Survey:
             look: leaves the marks.
             enters_data: whether loaders, samplers and datasets of libraries are looked into, and attributes of modules
                 that are kept with these.
-            rebound: names that steps bind to another object now and then.
+            rebound: names and attributes that steps bind to another object now and then.
         """
         self._is_foreign = is_foreign
         self._attributes_of = spots.own_attributes
@@ -82,7 +82,10 @@ class Survey:
         self.fingerprinted: dict[Place, Any] = {}  # objects that only a fingerprint shows to have changed
         self._ahead: deque[tuple[Place, Any, int]] = deque()  # what is near is looked at first
         names = list(_names(spots))
+        self._rebound, self._postponed = rebound, list[tuple[Place, Any, int]]()
         self._look_at_all(named for named in names if named[0] not in rebound)
+        self._rebound = ()
+        self._ahead.extend(self._postponed)
         self._look_at_all(named for named in names if named[0] in rebound)
         self._look_at_all(spots.settings.all())
         self._look_at_all(attributes_of_parts(spots.parts, kept=enters_data))
@@ -106,7 +109,9 @@ class Survey:
         self._ahead.clear()
 
     def _look_later(self, place: Place, value: Any, depth: int) -> None:
-        if depth <= _DEEPEST:
+        if place in self._rebound:
+            self._postponed.append((place, value, depth))
+        elif depth <= _DEEPEST:
             self._ahead.append((place, value, depth))
         else:
             self._look_at_whole(place, value)
