@@ -331,3 +331,45 @@ def test_a_value_that_leads_back_to_its_holder_means_the_holder() -> None:
     children = Reader(Homes(), holder_at={"root": there}.__getitem__).read("root.children", tree)
     assert len(children) == 2
     assert all(child.parent is there for child in children)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{}, {"loss": 0.5, "steps": 3}, {"a": None, "b": True, "c": "x", "d": b"y", "e": -0.0, "f": -(2**62)}],
+)
+def test_a_dictionary_of_words_is_written_alike_in_both_ways(value: Any) -> None:
+    quick, slow = Writer(Homes()), Writer(Homes())
+    found = quick.write_words("meter", value)
+    assert found is not None
+    mark, lasting = found
+    assert decode_tree(encode_tree(lasting.tree, "")) == decode_tree(encode_tree(slow.write("meter", value), ""))
+    general = slow.lasting(slow.write("other", value))
+    assert general is None  # it refers to what was written under another name
+    assert not changed(mark, value)
+    assert quick.write_again(lasting) is None  # the same object twice is one object: written as the second of two
+    assert Writer(Homes()).write_again(lasting) is lasting.tree
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {"a": [1]}, {"a": 2**70}, {"a": np.float32(1)}, {"a": torch.ones(())}])
+def test_other_dictionaries_are_written_one_by_one(value: Any) -> None:
+    writer = Writer(Homes())
+    assert writer.write_words("meter", value) is None
+    assert not writer._alive
+
+
+def test_a_value_lasts_only_if_its_mark_tells_all_of_it() -> None:
+    def lasts(value: Any) -> bool:
+        writer = Writer(Homes())
+        return writer.lasting(writer.write("v", value)) is not None
+
+    assert all(map(lasts, [1.5, "x", None, [1, [2.0]], (1, "a"), {"a": {"b": [None]}}, deque([1], maxlen=3)]))
+    others = [{1: 2}, {1, 2}, [np.float32(0)], [torch.ones(2)], [0.0] * 300, Point(1, 2), [torch.float32]]
+    assert not any(map(lasts, others))
+
+
+def test_zeros_of_numpy_have_a_sign() -> None:
+    assert changed(np.float32(0.0), np.float32(-0.0))
+    assert changed(0.0, -0.0)
+    assert changed(1.0, float("nan"))
+    assert not changed(float("nan"), float("nan"))
+    assert not changed(0.5, float("0.5"))
