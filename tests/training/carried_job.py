@@ -21,7 +21,6 @@ from torch import nn
 from relight.errors import UsageError
 from relight.script_files import adopt_caller
 from relight.training.carried.carried import Carried
-from relight.training.state.modules.structure import structure_differs
 from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.needs import listed
@@ -32,6 +31,7 @@ from relight.transfer.io.codec import decode_tree, encode_tree, unflatten
 from tests.training.carried_loop import Interrupted
 
 TWICE = 1  # the step that every job computes twice
+ABOVE = 1000  # added to the number of a step, for draws between the head of the loop and the block
 AT_BARRIER = -1  # where a failure may strike, besides the numbered points of a script
 
 
@@ -193,6 +193,8 @@ class Job:
             if self._is_to_be_kept():
                 self._keep(self.version, between=True)
         self.carried.remember(compared=not is_rehearsing)
+        if self.carried.computes_above:
+            seed_step(ABOVE + self.version)
         if is_rehearsing:
             self.state.attributes.begin(learning=True)
             return
@@ -369,7 +371,7 @@ class Job:
         state.gradients_to_none = meta["gradients_to_none"]
         state.adopt_modes(meta["modes"])
         adopt_settings(meta["settings"])
-        self._tell(structure_differs(state.modules, meta["structure"]))
+        self._tell(state.structure.differs(meta["structure"]))
         self.transaction.close()
         state.clear_gradients()
         self._tell(lost.told)

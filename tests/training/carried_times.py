@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from relight.errors import UsageError
-from tests.training.carried_job import AT_BARRIER, Job, ScriptFiles, make_module, seed_step
+from tests.training.carried_job import ABOVE, AT_BARRIER, Job, ScriptFiles, make_module, seed_step
 from tests.training.carried_scripts import HOLDERS, IMPORTS, read_holders
 
 STEPS = 10
@@ -201,6 +201,7 @@ class PlainStep:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        seed_step(ABOVE + number)
 
     def __enter__(self) -> float:
         seed_step(self.number)

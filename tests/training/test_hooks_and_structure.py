@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn.utils import prune
 
 from relight.training.state.modules.hooks import HookLog
-from relight.training.state.modules.structure import structure, structure_differs
+from relight.training.state.modules.structure import Structure
 
 
 @pytest.fixture
 def log() -> Iterator[HookLog]:
-    made = HookLog()
+    made = HookLog(lambda _: None)
     made.install()
     yield made
     made.remove()
@@ -87,6 +87,10 @@ CHANGES: dict[str, Callable[[nn.Sequential], Any]] = {
     "forward": lambda net: setattr(net[1], "forward", torch.relu),
     "pruned": lambda net: prune.l1_unstructured(net[2], "weight", 0.5),
     "appended": lambda net: net.append(nn.Identity()),
+    "gradient hook": lambda net: net.get_parameter("2.weight").register_hook(lambda gradient: None),
+    "accumulate hook": lambda net: net.get_parameter("2.weight").register_post_accumulate_grad_hook(print),
+    "layers change places": lambda net: net._modules.update({"0": net[2], "2": net[0]}),
+    "another layer": lambda net: net.__setitem__(0, nn.Linear(2, 2)),
     "buffer": lambda net: net[1].register_buffer("mean", torch.zeros(1)),
 }
 
@@ -96,14 +100,16 @@ def test_a_change_of_the_modules_is_seen(name: str) -> None:
     net, other = make_net(), make_net()
     net[2].register_forward_hook(halve)
     other[2].register_forward_hook(halve)
-    assert not structure_differs({"net": net}, structure({"net": other}))
+    first, second = Structure({"net": net}, {}), Structure({"net": other}, {})
+    assert not first.differs(second.described())
     CHANGES[name](other)
-    assert "net" in structure_differs({"net": net}, structure({"net": other}))
+    assert "net" in first.differs(second.described())
 
 
 def test_values_and_modes_are_no_structure() -> None:
     net, other = make_net(), make_net()
+    first, second = Structure({"net": net}, {}), Structure({"net": other}, {})
     other.eval().requires_grad_(False)
     other.get_parameter("0.weight").data.zero_()
     vars(other[1])["seen"] = 3
-    assert not structure_differs({"net": net}, structure({"net": other}))
+    assert not first.differs(second.described())

@@ -31,7 +31,7 @@ from relight.training.state.modules.modes import (
 )
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
-from relight.training.state.modules.structure import BuiltModules, structure
+from relight.training.state.modules.structure import BuiltModules, Structure
 from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.replica import Replica
@@ -80,7 +80,8 @@ class TrackedState:
         self.replica = Replica(handed, slots, self.division, self.members, self.rank_private)
         self.identities = Identities(handed, slots, self.zero)
         self.settings = TorchSettings()
-        self.built = BuiltModules(handed.modules)
+        self.structure = Structure(handed.modules, handed.optimizers)
+        self.built = BuiltModules(handed.modules, self.structure)
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         own = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
         self._own_parameters = [parameter for module in own for parameter in module.parameters()]
@@ -167,7 +168,7 @@ class TrackedState:
             "rank_values": self.rank_values,
             "memory": self.replica.memory.describe(),
             "modes": modes_of(self.modules),
-            "structure": structure(self.modules),
+            "structure": self.structure.described(),
             "settings": shared_settings(),
             "attributes": encode_tree(self.attributes.private(), "attributes").hex(),
         }

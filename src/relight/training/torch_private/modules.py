@@ -79,4 +79,9 @@ def hook_table(owner: Any, name: str) -> dict[int, Any] | None:
 
 def hooks_in(module: nn.Module) -> list[Any]:
     """Return the hooks of forward and backward, table by table, in the order that digests of structure rely on."""
-    return [hook for name in _DIGESTED for hook in vars(module).get(name, {}).values()]
+    return [hook for table in hook_tables_in(module) for hook in table.values()]
+
+
+def hook_tables_in(module: nn.Module) -> list[dict[int, Any]]:
+    """Return these tables, also empty ones."""
+    return [vars(module).get(name, {}) for name in _DIGESTED]

@@ -120,9 +120,9 @@ class Transaction:
         changes, learnt = self._changes, self.learner.learnt
         self._writes, self._is_early, self.has_new_writer = [], False, False
         changes.access.clear()
+        self._images.begin(learning=self._plan.learning, writes_come_last=learnt is not None and not learnt.before)
         if changes.buffers_were_assigned:
             changes.look_again()
-        self._images.begin(learning=self._plan.learning, writes_come_last=learnt is not None and not learnt.before)
         self._plan.begin(has_pattern=learnt is not None)
         start = changes.start()
         self._needs.begin(start if learnt is None else None)
@@ -199,6 +199,7 @@ class Transaction:
 
     def commit(self) -> None:
         """The step counts. Afterwards `surprise` says what came after an early barrier although nothing used to."""
+        self._attributes.notice()  # what came after an early barrier
         now = self._changes.scan()
         lost = self._state.averages.commit() if self._state.averages else []
         self.surprise = self._needs.surprise(now, lost) if self._is_early else ""

@@ -18,7 +18,6 @@ from torch import nn
 
 from relight.errors import UsageError
 from relight.training.state.modules.attribute_uses import describe_not_kept, is_not_kept, is_state
-from relight.training.state.modules.exchanged import ExchangedParameters
 from relight.training.state.modules.hooks import HookLog
 from relight.training.state.modules.plain_values import (
     EXCERPT_BYTES,
@@ -30,15 +29,17 @@ from relight.training.state.modules.plain_values import (
     unpack,
 )
 from relight.training.state.modules.slots import view_test
+from relight.training.state.modules.tables import ModuleTables
 from relight.training.state.values.marks import changed, put_back, remember
 from relight.training.torch_private.autograd import not_compiled
-from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, parameters_in, tables_in
+from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, tables_in
 from relight.transfer.io.codec import encode_tree
 
 _MISSING = object()
 # Undone with a step, and never state: torch's own, and of Lightning's modules the name of the hook that is called just
 # now, and the `id` of each metric.
 _NO_STATE = OWN_ATTRIBUTES | {"_current_fx_name", "_metric_attributes"}
+_OF_STRUCTURE = ("__class__", "_parameters", "_buffers", "_modules")
 _MOST_STEADY = 32  # containers that no step has changed so far, compared in every step: some microseconds each
 # Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
 WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
@@ -68,25 +69,20 @@ class AttributeLog:
         self._in_place: dict[Key, Any] = {}
         self._compared: dict[Key, Any] = {}
         self._steady: dict[Key, Any] = {}
-        self._orders: dict[
-            int, tuple[dict[str, Any], list[str]]
-        ] = {}  # of tables from which the step deleted something
         self._recording = self._learning = False
         self._unkept: set[str] = set()  # that turned out to be state late, and cannot be kept
-        self._hooks = HookLog()
+        self._tables = ModuleTables()
+        self._hooks = HookLog(self._tables.see_hooks)
         self._undo: list[Any] = []
         self._modes: ModeWatcher | None = None
         self.differ = False  # between ranks, once seen
         self.assigned_buffers = 0  # how often a buffer was assigned
-        self._exchanged = ExchangedParameters()
 
     def install(self, modes: ModeWatcher | None = None) -> None:
         """Log what is assigned to these modules from now on; `modes` is called before train() or eval() of one."""
         self._modes = modes
-        for owner, module in self._modules.items():
-            for path, child in module.named_modules():
-                if not type(child).__module__.startswith(WRAPPERS):
-                    self._paths.setdefault(id(child), (f"{owner}/{path}", child))
+        self._find_modules()
+        self._tables.watch(self._paths, self._find_modules)
         log = self
         assign, delete = nn.Module.__setattr__, nn.Module.__delattr__
 
@@ -102,7 +98,6 @@ class AttributeLog:
         def logged_delete(self: nn.Module, name: str) -> None:
             if id(self) in log._paths:
                 log._note(self, name)
-                log._note_order(self, name)
             delete(self, name)
 
         nn.Module.__setattr__, nn.Module.__delattr__ = logged_assign, logged_delete  # type: ignore[method-assign]
@@ -119,6 +114,13 @@ class AttributeLog:
             undo()
         self._undo.clear()
 
+    def _find_modules(self) -> None:
+        """Find all modules that there are; some may have been put there by steps."""
+        for owner, module in self._modules.items():
+            for path, child in module.named_modules():
+                if not type(child).__module__.startswith(WRAPPERS):
+                    self._paths.setdefault(id(child), (f"{owner}/{path}", child))
+
     def _note(self, module: nn.Module, name: str) -> None:
         """An attribute is about to change."""
         key = (id(module), name)
@@ -128,8 +130,8 @@ class AttributeLog:
         holder = next((t for t in (tables, *tables_in(module)) if name in t), None)
         if holder is buffers_in(module):
             self.assigned_buffers += 1
-        if holder is parameters_in(module):
-            self._exchanged.note(self._path(key), holder, name)
+        elif name in _OF_STRUCTURE or (holder is not None and holder is not tables):
+            self._tables.is_stale = True
         if name == "training" and self._recording and self._modes is not None:
             self._modes.before_mode(module)
         if self._recording:
@@ -140,12 +142,6 @@ class AttributeLog:
             if holder is None or holder is tables:  # parameters, buffers and submodules are no attributes
                 self._before_between(key)
 
-    def _note_order(self, module: nn.Module, name: str) -> None:
-        """An attribute is about to be deleted; if it is assigned again, it comes last."""
-        for holder in tables_in(module):
-            if self._recording and name in holder:
-                self._orders.setdefault(id(holder), (holder, list(holder)))
-
     def _before_between(self, key: Key) -> None:
         """Assigned between two steps: not undone, but state from now on if it is plain."""
         self._state.setdefault(self._path(key), key)
@@ -154,9 +150,8 @@ class AttributeLog:
     def begin(self, *, learning: bool) -> None:
         """Begin a step. `learning`: find out which containers it changes in place."""
         self._before.clear()
-        self._orders.clear()
-        self._exchanged.look()
         self._recording, self._learning = True, learning
+        self.assigned_buffers += self._tables.begin()
         self._hooks.begin()
         is_view = view_test(module for _, module in self._paths.values())
         values = {key: self._value(key) for key in self._change_in_place}
@@ -168,23 +163,15 @@ class AttributeLog:
     def roll_back(self) -> None:
         """Make every attribute and hook what it was when the step began."""
         self._recording = False
-        self._exchanged.forget()
         self._hooks.roll_back()
         for (module_id, name), (holder, value) in reversed(self._before.items()):
-            module = self._paths[module_id][1]
-            tables = vars(module)
-            for table in (tables, *tables_in(module)):
-                if table is not holder or value is _MISSING:  # in its own it keeps its place among the others
-                    table.pop(name, None)
-            if value is not _MISSING:
-                holder[name] = value
-            self.assigned_buffers += holder is buffers_in(module)
+            own = vars(self._paths[module_id][1])
+            if holder is own:
+                own[name] = value
+            else:
+                own.pop(name, None)
         self._before.clear()
-        for holder, order in self._orders.values():
-            members = {name: holder[name] for name in order if name in holder}
-            holder.clear()
-            holder.update(members)
-        self._orders.clear()
+        self.assigned_buffers += self._tables.roll_back()
         for (module_id, name), mark in (*self._compared.items(), *self._in_place.items()):
             vars(self._paths[module_id][1])[name] = put_back(mark)
         self._compared, self._in_place = {}, {}
@@ -213,7 +200,6 @@ class AttributeLog:
     def commit(self) -> None:
         """Keep the values that the step assigned."""
         self._hooks.commit()
-        self._exchanged.look()
         if self._compared:
             self._compare_containers()  # also what changed after an early barrier
             moved = self._change_in_place | self._before.keys()
@@ -237,7 +223,7 @@ class AttributeLog:
     def risk(self) -> str:
         """Return the reason why a recovery cannot vouch for equal bits, if some attribute cannot be kept any more."""
         large = (path for path, key in self._state.items() if is_too_large(self._value(key)))
-        return next(map(describe_not_kept, sorted({*self._unkept, *large})), "") or self._exchanged.risk()
+        return next(map(describe_not_kept, sorted({*self._unkept, *large})), "") or self._tables.risk()
 
     # --- state of this rank alone -------------------------------------------------------------------------------
     @property

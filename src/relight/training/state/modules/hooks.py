@@ -27,7 +27,9 @@ def hook_name(hook: Any) -> str:
 class HookLog:
     """Logs the hooks that the step under way registers and removes."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Callable[[Any], None]) -> None:
+        """`seen` is called with each table that gets a hook, or loses one."""
+        self._seen = seen
         self._undo: list[Callable[[], None]] = []  # what the step did, the newest last
         self._recording = False
         self._restore: Callable[[], None] | None = None
@@ -40,11 +42,13 @@ class HookLog:
         @not_compiled
         def logged_make(self: RemovableHandle, hooks_dict: Any, *, extra_dict: Any = None) -> None:
             make(self, hooks_dict, extra_dict=extra_dict)
+            log._seen(hooks_dict)
             if log._recording:
                 log._undo.append(lambda: _forget(self, take_away))
 
         @not_compiled
         def logged_remove(self: RemovableHandle) -> None:
+            log._seen(self.hooks_dict_ref())
             if log._recording:
                 log._note_removal(self)
             take_away(self)

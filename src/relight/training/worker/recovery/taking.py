@@ -22,7 +22,6 @@ from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
-from relight.training.state.modules.structure import structure_differs
 from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
@@ -229,7 +228,7 @@ class StateTaking:
         self._state.gradients_to_none = meta["gradients_to_none"]
         self._state.adopt_modes(meta.get("modes", {}))
         adopt_settings(meta.get("settings", {}))
-        if differing := structure_differs(self._state.modules, meta.get("structure", {})):
+        if differing := self._state.structure.differs(meta.get("structure", {})):
             self._runtime.notices.doubt(
                 f"{differing}: built or hooked otherwise in the replacement than where its state was copied from. "
                 "Change modules before relight.Training(...), or in every step anew",
