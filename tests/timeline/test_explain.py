@@ -61,6 +61,11 @@ def test_a_quick_recovery_needs_no_advice() -> None:
     assert one == ("Recovery 1: rank 1 was lost in FORWARD of step 7 (was killed). Training went on after 40.0 ms.")
 
 
+def test_the_rate_of_a_small_copy_tells_nothing() -> None:
+    small = msgspec.structs.replace(recovery(copy_seconds=2.0, total_seconds=2.0), moved_bytes=16_000)
+    assert explain(job([failure()], [small]))[1].endswith("2.00 s of it went into copying the state.")
+
+
 @pytest.mark.parametrize(
     ("failed", "kind", "stages", "expected"),
     [

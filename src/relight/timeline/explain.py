@@ -13,6 +13,7 @@ from relight.words import count
 # A stage is worth a sentence if it took this share of a recovery, and this long.
 _SHARE = 0.3
 _WORTH_SECONDS = 0.05
+_LARGE_COPY_BYTES = 2**24  # of less, the time goes into the steps around the copy, and its rate tells nothing
 _SLOW_COPY_BYTES_PER_SECOND = 200e6  # below a slow disk: something else held the copy up
 _SEVERAL = 3  # recoveries of which something can be said together
 _CALLS = 12  # of a stack
@@ -197,9 +198,9 @@ def _advice(
             "a rank pauses once its optimizer step is written and its running collective is broken off; long "
             "work between two steps (evaluation, saving) delays that too"
         )
-    if stage == "copy" and recovery.moved_bytes:
+    if stage == "copy" and recovery.moved_bytes >= _LARGE_COPY_BYTES:
         rate = recovery.moved_bytes / seconds
-        slow = ", far below what memory gives: was the machine busy?" if rate < _SLOW_COPY_BYTES_PER_SECOND else ""
+        slow = ", far below what memory gives: the machine was busy" if rate < _SLOW_COPY_BYTES_PER_SECOND else ""
         return f"{recovery.moved_bytes / 2**20:,.0f} MiB at {rate / 2**20:,.0f} MiB/s{slow}"
     if stage == "reform":
         return (
