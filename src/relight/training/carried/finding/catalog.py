@@ -114,8 +114,7 @@ class Catalog:
                 return None
             if self.is_of_data(value):
                 return None
-        _write_down_once(one, place, self.kept, self._spots)
-        self.kept[key] = one
+        _put(one, place, self.kept, self._spots)
         self.homes.add(key, value if mark is NEVER else mark)
         return one
 
@@ -155,25 +154,25 @@ class Catalog:
     def divide(self, one: Kept, can_be_written: Callable[[Kept, Any], bool]) -> None:
         """Carry the attributes of an object, a trainer say, that cannot be written down whole; others must stay."""
         del self.kept[one.key]
+        _write_by_themselves(one.key, self.kept)
         for name, value in self._spots.own_attributes(one.spot.get()).items():
-            if name.startswith("__"):  # of a class
-                continue
             place: Place = (*place_of(one.key), ("attribute", name, ""))
-            own, spot = self.kept.get(key_of(place)), self._spots.find(place)
+            own, spot = self.kept.pop(key_of(place), None), self._spots.find(place)
             if own is not None:
-                own.is_written = True
-            if own is not None or spot is None:
+                _put(own, place, self.kept, self._spots)
+            if own is not None or spot is None or name.startswith("__"):  # of a class
                 continue
             part = replace(one, key=key_of(place), name=describe(place), spot=spot, was_tried=True, mark=None)
             part.mark = self.mark_of(value, part)
-            if can_be_written(part, value):
-                self.kept[part.key] = part
-                self.homes.add(part.key, value)
-            elif kind_of(value) == "object":
-                self.kept[part.key] = part
-                self.divide(part, can_be_written)
-            else:
+            is_whole = can_be_written(part, value)
+            if not is_whole and kind_of(value) != "object":
                 self._stands_for.setdefault(part.key, (part, part.mark))
+                continue
+            _put(part, place, self.kept, self._spots)
+            if is_whole:
+                self.homes.add(part.key, value)
+            else:
+                self.divide(part, can_be_written)
 
     def unchanged_parts(self) -> list[Kept]:
         """Names that have stood for the same part of the state since the loop began."""
@@ -284,8 +283,8 @@ class Catalog:
             )
 
 
-def _write_down_once(one: Kept, place: Place, kept: Mapping[str, Kept], spots: Spots) -> None:
-    """Parts of a place that is kept are undone by themselves, and written down with it."""
+def _put(one: Kept, place: Place, kept: dict[str, Kept], spots: Spots) -> None:
+    """Keep a place. Parts of it are undone by themselves, and written down with it."""
     for part in kept.values():
         if place_of(part.key)[: len(place)] == place:
             one.write_down_with(part)
@@ -293,6 +292,14 @@ def _write_down_once(one: Kept, place: Place, kept: Mapping[str, Kept], spots: S
         whole = kept.get(key_of(place[:length]))
         if whole is not None and whole.is_written and not leads_into_function(spots, place, length):
             whole.write_down_with(one)
+    kept[one.key] = one
+
+
+def _write_by_themselves(whole: str, kept: Mapping[str, Kept]) -> None:
+    """Write those down that were written with a place which is not kept any more."""
+    for part in kept.values():
+        if part.whole == whole:
+            part.is_written, part.whole = True, ""
 
 
 def _names_of(name: str) -> list[str]:

@@ -37,6 +37,7 @@ class Kept:
     late: bool  # written after the block
     is_left: bool = False  # each step that reads it has written it before
     is_written: bool = True  # with the private state
+    whole: str = ""  # key of the place with which it is written down instead
     seen: bool = False  # known by its values alone
     was_tried: bool = False  # written down once, to see whether it can be
     noticed: int = -1  # in this step, which not every process may have compared
@@ -70,7 +71,7 @@ class Kept:
 
     def write_down_with(self, part: "Kept") -> None:
         """Write a part of this one down with all that this place holds: it decides, and moves on, as its parts do."""
-        part.is_written = False
+        part.is_written, part.whole = False, self.key
         self.feeds |= part.feeds
         self.late |= part.late
         self.after_write |= part.after_write
