@@ -169,6 +169,7 @@ class Job:
             while self.version < self.until:
                 self._begin_turn(sys._getframe(1))
                 yield JobStep(self, self.version)
+            self._recover_late()
             self._tell(self.carried.turn(sys._getframe(1)) or self.carried.end(computed=self._commits > 0))
             self._tell_later()
         finally:
@@ -183,6 +184,7 @@ class Job:
     # --- a step ---------------------------------------------------------------------------------------------------
     def _begin_turn(self, frame: FrameType, *, is_rehearsing: bool = False) -> None:
         if not is_rehearsing:
+            self._recover_late()
             self.transaction.undo_code(self.version)
         doubt = self.carried.turn(frame)
         if not is_rehearsing:
@@ -213,8 +215,6 @@ class Job:
     def _tell_later(self) -> None:
         """Tell what was seen since the last step, or have a survivor tell it if a rank may be lost there."""
         later = self.carried.doubts.later()
-        if self.state.built.have_changed():
-            later = later or "code after a block changed modules, and a rank was lost before that"
         if self.moments and self.moments[-1].place == f"after step {self.version - 1}":
             self.moments[-1] = replace(self.moments[-1], told=self.moments[-1].told or later)
         else:
@@ -310,10 +310,6 @@ class Job:
             self._is_to_be_kept()
         if is_recorded:
             self._record("after", surprise or self._risk_now(), private)
-        if is_recorded or self._is_struck:
-            self.state.built.note()
-        if self._is_struck:
-            self._recover()
 
     def _wants_another(self) -> bool:
         """Compute a step twice, as every job does. Raises UsageError if its bits differ."""
@@ -342,6 +338,15 @@ class Job:
         self._tell(self.carried.roll_back())
         self._recover()
         self.transaction.begin_code_after_undo(self.version)
+
+    def _recover_late(self) -> None:
+        """Recover from a failure at the end of the step before, after the code between steps."""
+        if self.moments and self.moments[-1].place == f"after step {self.version - 1}":
+            lost = self.moments[-1]
+            told = lost.told or self._risk_now()
+            self.moments[-1] = replace(lost, replica=self._replica(), noticed=self.carried.noticed(), told=told)
+        if self._is_struck:
+            self._recover()
 
     def _recover(self) -> None:
         self._is_struck, self._first_end = False, None
@@ -386,16 +391,20 @@ class Job:
         tree = {**self.state.rank_private.tree(), **({"carried": carried} if carried else {})}
         self._page[version] = encode_tree(tree, "rank-private state")
 
-    def _record(self, place: str, told: str, private: bytes | None = None) -> None:
+    def _replica(self) -> bytes:
+        """Return a copy of the state that all ranks have."""
         flat = self.state.replica.flat()
         tensors = {path: tensor.clone() for path, tensor in zip(flat.paths, flat.tensors, strict=True)}
         meta = msgspec.msgpack.encode(self.state.describe("", self.until))
+        return encode_tree((flat.tree, tensors, meta), "replica")
+
+    def _record(self, place: str, told: str, private: bytes | None = None) -> None:
         self.moments.append(
             Moment(
                 place=f"{place} step {self.version - (place == 'after')}",
                 version=self.version,
                 private=private or self._page[self.version],
-                replica=encode_tree((flat.tree, tensors, meta), "replica"),
+                replica=self._replica(),
                 noticed=self.carried.noticed(),
                 told=told,
                 files=self._files.contents(),

@@ -31,7 +31,7 @@ from relight.training.state.modules.modes import (
 )
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
-from relight.training.state.modules.structure import BuiltModules, Structure
+from relight.training.state.modules.structure import Structure
 from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.replica import Replica
@@ -81,7 +81,6 @@ class TrackedState:
         self.identities = Identities(handed, slots, self.zero)
         self.settings = TorchSettings()
         self.structure = Structure(handed.modules, handed.optimizers)
-        self.built = BuiltModules(handed.modules, self.structure)
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         own = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
         self._own_parameters = [parameter for module in own for parameter in module.parameters()]

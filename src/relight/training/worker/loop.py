@@ -122,7 +122,6 @@ class StepLoop:
                 self._broken_steps.recover(actions)
                 continue
             self._checks.refuse_changes_between_steps()
-            self._checks.tell_of_code_after_recovery()
             self._begin_turn()
             show_position(self._runtime)
             parts.publishing.between_steps()
@@ -262,11 +261,7 @@ class StepLoop:
             parts.evidence.commit(step.number, runtime.rank, runtime.generation, step.attempt)
         if _RESUMED in actions:
             _report_first_commit(parts, step, self._forward_ns)
-        runtime.faults.strike(_AFTER_STEP)
-        if worker.closed:  # a recovery decided to finish this step, or waits for it
-            parts.private.note_moves(worker.version)
-            self._broken_steps.recover(self._runtime.handle(_WANTED))
-            self._checks.note_recovery()
+        runtime.faults.strike(_AFTER_STEP)  # a recovery that waits for this step comes after code between steps
 
     def _is_to_be_repeated(self) -> bool:
         """Once, early in a job: undo the step and have it computed again, to see whether the bits are the same."""

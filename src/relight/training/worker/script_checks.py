@@ -18,11 +18,6 @@ _MODES = (
     "a step has entered or left a mode of torch ({names}), and later steps run with that. A replacement would not: "
     "enter it before the loop, or for the time of a block by `with`"
 )
-_AFTER_BLOCK = (
-    "a rank was lost at the end of a step, and code after the block of that step changed the mode of a module, "
-    "`requires_grad`, its parameters, layers or hooks: the replacement has not run that code. Change these inside "
-    "`with step`"
-)
 
 
 class ScriptChecks:
@@ -46,15 +41,6 @@ class ScriptChecks:
                 "`for step in training.steps(until=...)`, with relight.Training(data=...), or step.number to choose "
                 "the batch"
             )
-
-    def note_recovery(self) -> None:
-        """Note a recovery at the end of a block: a replacement does not run the code that comes after that block."""
-        self._parts.state.built.note()
-
-    def tell_of_code_after_recovery(self) -> None:
-        """Doubt the bits if that code has changed modules in a way that a copy of the state would have had."""
-        if self._parts.state.built.have_changed():
-            self._runtime.notices.doubt(_AFTER_BLOCK)
 
     def look_at_block(self, frame: FrameType) -> None:
         """Refuse what the code of the block shows to be wrong, before anything is computed.

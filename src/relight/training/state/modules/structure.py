@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.training.state.modules.hooks import hook_name
-from relight.training.state.modules.modes import modes_of
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.modules import buffers_in, hook_tables_of, hooks_in, modules_in, parameters_in
 from relight.words import listed
@@ -81,25 +80,3 @@ def _hooks_of(owner: Any) -> list[Any]:
 
 def _names(hooks: Iterable[Any]) -> list[str]:
     return [name for hook in hooks if (name := hook_name(hook))]
-
-
-class BuiltModules:
-    """Compares modes, `requires_grad`, layers, hooks and the parameters themselves with those of an earlier moment."""
-
-    def __init__(self, modules: Mapping[str, nn.Module], structure: Structure) -> None:
-        self._modules, self._structure = modules, structure
-        self._noted: tuple[Any, ...] | None = None
-
-    def note(self) -> None:
-        """Remember them as they are now."""
-        self._noted = self._described()
-
-    def have_changed(self) -> bool:
-        """Return whether they have changed since they were noted, if they were; and forget that."""
-        noted, self._noted = self._noted, None
-        return noted is not None and noted != self._described()
-
-    def _described(self) -> tuple[Any, ...]:
-        modes = {owner: (training, trained) for owner, (training, trained, _) in modes_of(self._modules).items()}
-        parameters = [id(parameter) for module in self._modules.values() for parameter in module.parameters()]
-        return modes, self._structure.described(), parameters
