@@ -184,8 +184,9 @@ class Job:
     # --- a step ---------------------------------------------------------------------------------------------------
     def _begin_turn(self, frame: FrameType, *, is_rehearsing: bool = False) -> None:
         if not is_rehearsing:
+            if self.transaction.undo_code(self.version):
+                self._boundary = self.state.fingerprint()
             self._recover_late()
-            self.transaction.undo_code(self.version)
         doubt = self.carried.turn(frame)
         if not is_rehearsing:
             self._tell_later()

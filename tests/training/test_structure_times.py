@@ -8,11 +8,29 @@ from typing import Any
 
 import pytest
 
-from relight.training.transaction.step_images import StepImages
+from relight.training.state.modules.structure import Structure
+from relight.training.state.modules.tables import ModuleTables
+from relight.training.transaction.transaction import Transaction
 from tests.training.carried_times import FAILURES, judge
 from tests.training.structure_times import StructureCase
 
-ACTIONS = ["evaluation", "freeze in turn", "a hook is added", "a parameter is assigned"]
+ACTIONS = [
+    "evaluation",
+    "freeze in turn",
+    "a hook is added",
+    "a parameter is assigned",
+    "momentum is scaled",
+    "momentum by hand",
+    "momentum is forgotten",
+]
+# In one place of a step each, by code that relight reads or not.
+IN_STEPS = [
+    ("a gradient hook is added", "after the write", True),
+    ("a hook of the optimizer is added", "before", False),
+    ("a head is swapped", "after the write", False),
+    ("weights are normed", "above", True),
+    ("weights are pruned", "before", False),
+]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -23,8 +41,36 @@ def test_what_code_between_steps_changes_in_modules_is_undone_or_told(action: st
 
 
 def test_code_that_is_not_undone_after_an_undone_step_is_found(monkeypatch: Any, tmp_path: Path) -> None:
-    monkeypatch.setattr(StepImages, "put_back_modules", lambda _: None)
+    monkeypatch.setattr(Transaction, "undo_code", lambda *_: False)
 
     verdicts = [judge(StructureCase("evaluation", "between steps", "in step 6", True), n, tmp_path) for n in range(3)]
 
     assert any(verdict.startswith("SILENT") for verdict in verdicts), verdicts
+
+
+@pytest.mark.parametrize("case", IN_STEPS, ids=lambda case: case[0])
+def test_what_a_step_changes_in_modules_and_their_hooks_is_undone_or_told(
+    case: tuple[str, str, bool], tmp_path: Path
+) -> None:
+    action, place, is_read = case
+
+    verdict = judge(StructureCase(action, place, "in step 6", is_read), 1, tmp_path)
+
+    assert verdict.partition(":")[0] not in FAILURES, verdict
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "planted", "action", "place"),
+    [
+        (ModuleTables, "roll_back", lambda _: False, "weights are pruned", "before"),
+        (Structure, "differs", lambda *_: "", "a gradient hook is added", "after the write"),
+    ],
+)
+def test_a_structure_that_is_not_looked_after_is_found(
+    owner: type, method: str, planted: Any, action: str, place: str, monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(owner, method, planted)
+
+    verdicts = [judge(StructureCase(action, place, "in step 6", True), n, tmp_path) for n in range(3)]
+
+    assert any(verdict.partition(":")[0] in FAILURES for verdict in verdicts), verdicts

@@ -31,6 +31,7 @@ class StepImages:
         self.optimizers = OptimizerImages(state.optimizers)
         self._everything = {**state.objects, **state.per_rank}
         self._objects = ObjectImages(self._everything)
+        self._undone_step: int | None = None  # whose repetition is to come, while code after its block may run
         self._private: set[tuple[str, str]] = set()  # buffers known to be rank-private when the step began
 
     def begin(self, *, learning: bool, writes_come_last: bool) -> None:
@@ -50,6 +51,33 @@ class StepImages:
         self._settings.begin()
         self._parameter_attributes.begin()
 
+    def begin_code(self, step: int) -> None:
+        """Copy everything: code after the undone block of `step` may change it. The next step needs these copies."""
+        self._undone_step = step
+        self.begin_modules()
+        self.tensors.take(self._slots.keys)
+        self.optimizers.begin()
+        self.optimizers.take_all()
+        self._objects.take(self._everything)
+
+    def undo_code(self, step: int) -> bool:
+        """Undo what that code has changed; keep it if the undone step was finished elsewhere. Return whether undone."""
+        undone, self._undone_step = self._undone_step, None
+        if undone == step:
+            self.put_back_code()
+        elif undone is not None:
+            self._attributes.notice()
+            self.drop()
+        return undone == step
+
+    def put_back_code(self) -> None:
+        """Make everything but gradients and names what it was when it was copied."""
+        self._access.put_back()  # before contents: a parameter may lie in the memory of another tensor
+        self.put_back_modules()
+        self.tensors.put_back()
+        self.optimizers.put_back()
+        self._objects.put_back()
+
     def put_back_modules(self) -> None:
         """Make these what they were."""
         self._attributes.roll_back()
@@ -57,11 +85,6 @@ class StepImages:
         self._parameter_attributes.roll_back()
         self._slots.refresh()
         self._flags.put_back()
-
-    def keep_modules(self) -> None:
-        """Keep them as they are now."""
-        self._attributes.notice()
-        self._attributes.commit()
 
     def commit(self) -> None:
         """The step counts. Copies of tensors are left to `ImagePlan`."""
@@ -72,12 +95,8 @@ class StepImages:
 
     def put_back(self) -> None:
         """Make everything but the gradients what it was when the step began."""
-        self._access.put_back()  # before contents: a parameter may lie in the memory of another tensor
-        self.put_back_modules()
-        self.tensors.put_back()
+        self.put_back_code()
         self._state.rank_private.buffers = self._private  # for the version gone back to, no rank has kept other buffers
-        self.optimizers.put_back()
-        self._objects.put_back()
 
     def drop(self) -> None:
         """Give up all copies."""

@@ -40,7 +40,6 @@ class Transaction:
         self._needs = Needs(state, collectives, carried or NothingCarried(), streams)
         self._unused = set(state.optimizers)  # that have made no step since ranks last began to learn
         # The step under way.
-        self._undone_step: int | None = None  # whose repetition is to come, while code after its block may run
         self.is_open = False  # it can be undone
         self.has_new_writer = False  # an optimizer made its first step in the step under way
         self._is_early = False  # its barrier was passed in front of a write
@@ -229,17 +228,15 @@ class Transaction:
             self.close()
 
     def begin_code_after_undo(self, step: int) -> None:
-        """Copy what code after the block of `step` may change in modules: it comes again when the step is repeated."""
-        self._undone_step = step
-        self._images.begin_modules()
+        """Copy what code after the block of `step` may change: it comes again when the step is repeated."""
+        self._changes.access.clear()
+        self._images.begin_code(step)
 
-    def undo_code(self, step: int) -> None:
-        """Undo what that code has changed, as `step` begins; keep it if the undone step was finished elsewhere."""
-        if self._undone_step == step:
-            self._images.put_back_modules()
-        elif self._undone_step is not None:
-            self._images.keep_modules()
-        self._undone_step = None
+    def undo_code(self, step: int) -> bool:
+        """Undo what that code has changed, before `step` begins. Return whether there was any."""
+        if is_undone := self._images.undo_code(step):
+            self._changes.look_again()
+        return is_undone
 
     def close(self) -> None:
         """No step is under way; give up all copies."""

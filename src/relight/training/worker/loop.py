@@ -113,6 +113,8 @@ class StepLoop:
         """The next step; None once all are committed here."""
         runtime, worker, parts = self._runtime, self._worker, self._parts
         while True:
+            if self._transaction.undo_code(worker.version):
+                self._checks.note_boundary()
             self._broken_steps.leave_code_between_steps()
             self._membership.ask_whether_to_go_on()
             actions = worker.handle(_WANTED)
@@ -136,7 +138,6 @@ class StepLoop:
     def _begin_turn(self) -> None:
         """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
         runtime, worker = self._runtime, self._worker
-        self._transaction.undo_code(worker.version)
         doubts = self._carried.turn(sys._getframe()), self._carried.doubts.later()
         for doubt in filter(None, doubts if not runtime.is_rehearsing else ()):
             runtime.notices.doubt(doubt)
