@@ -57,6 +57,23 @@ class Own(Dataset[torch.Tensor]):
         return torch.tensor([index, *draws, self.late.rand()])
 
 
+class Exchanging(Dataset[torch.Tensor]):
+    """Puts another generator in the place of each of its own with each item."""
+
+    def __init__(self) -> None:
+        self.held = {"torch": torch.Generator().manual_seed(3)}
+        self.python = random.Random(4)
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        draws = [float(torch.rand((), generator=self.held["torch"])), self.python.random()]
+        self.held["torch"] = torch.Generator().manual_seed(self.held["torch"].initial_seed() + 1)
+        self.python = random.Random(draws[1])
+        return torch.tensor([index, *draws])
+
+
 class Counting(Dataset[torch.Tensor]):
     """A dataset whose items depend on how many it gave before."""
 
@@ -226,6 +243,7 @@ SHAPES: dict[str, Callable[[], Any]] = {
         ITEMS, batch_size=4, sampler=WeightedRandomSampler([1.0] * 40, 24, generator=generator())
     ),
     "own generators": lambda: DataLoader(Own(), batch_size=4, shuffle=True),
+    "exchanged generators": lambda: DataLoader(Exchanging(), batch_size=4, shuffle=True),
     "shared generator": shared,
     "counter": lambda: DataLoader(Counting(), batch_size=4, shuffle=True),
     "collate": lambda: DataLoader(Augmented(), batch_size=4, collate_fn=note_collated),

@@ -59,11 +59,13 @@ class Held:
 
     def generators(self) -> State:
         """The states of the generators as they are now."""
+        self._reach.follow_generators()
         return {path: state_of(generator) for path, generator in self._reach.generators.items()}
 
     def put_back(self, state: State) -> None:
         """The inverse of `capture`, also in another process that has made the same objects."""
         reach, values = self._reach, state["values"]
+        reach.follow_generators()
         for path in self._late - state["generators"].keys():
             reach.generators.pop(path, None)
             if (place := reach.place(path)) is not None:

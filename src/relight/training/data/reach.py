@@ -105,6 +105,7 @@ class Reach:
         """`without`: objects that are not entered."""
         self.generators: dict[str, Generator] = {}
         self.values: dict[str, Place] = {}
+        self._generators_at: dict[str, Place] = {}  # attributes and items that hold them
         self._homes: dict[str, dict[str, Any]] = {}  # attributes of objects of the script's own classes
         self._mixed: set[str] = set()  # dicts of which only some values can be copied
         self._seen = {id(generator) for generator in (*_GLOBAL, *without)}
@@ -120,7 +121,9 @@ class Reach:
                 if not isinstance(thing, random.SystemRandom):
                     self.generators[path] = thing
             elif not isinstance(thing, _CLOSED):
-                queue.extend(self._inside(path, thing))
+                inside = list(self._inside(path, thing))
+                queue.extend(inside)
+                self._note_generators(thing, inside)
         self._kept.clear()
 
     def holds(self, thing: Any) -> bool:
@@ -129,6 +132,19 @@ class Reach:
             return any(thing is generator for generator in self.generators.values())
         attributes = getattr(thing, "__dict__", None)
         return attributes is not None and any(attributes is home for home in self._homes.values())
+
+    def _note_generators(self, holder: Any, inside: list[tuple[str, Any]]) -> None:
+        home: Any = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+        for path, thing in inside if isinstance(home, dict) else ():
+            if isinstance(thing, GENERATORS):
+                name = next((name for name, one in home.items() if one is thing), "")
+                self._generators_at[path] = Place(home, name)
+
+    def follow_generators(self) -> None:
+        """See which generators are there now: reading an item may have put another one in the place of one."""
+        for path, place in self._generators_at.items():
+            if path in self.generators and isinstance(found := place.get(), GENERATORS):
+                self.generators[path] = found
 
     def place(self, path: str) -> Place | None:
         """The place of an attribute, also of one that does not exist yet."""
