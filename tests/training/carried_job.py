@@ -336,6 +336,7 @@ class Job:
         self.transaction.give_memory_back()
         if changed := self.transaction.unimaged_changes():
             self._tell(f"torn: {listed(changed)}")
+        self._tell(self.transaction.changed_state())
         self._tell(self.carried.roll_back())
         self._recover()
         self.transaction.begin_code_after_undo(self.version)

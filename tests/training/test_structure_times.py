@@ -28,6 +28,8 @@ IN_STEPS = [
     ("a gradient hook is added", "after the write", True),
     ("a hook of the optimizer is added", "before", False),
     ("a head is swapped", "after the write", False),
+    ("momentum is scaled", "before", True),
+    ("momentum is forgotten", "above", False),
     ("weights are normed", "above", True),
     ("weights are pruned", "before", False),
 ]
@@ -48,7 +50,7 @@ def test_code_that_is_not_undone_after_an_undone_step_is_found(monkeypatch: Any,
     assert any(verdict.startswith("SILENT") for verdict in verdicts), verdicts
 
 
-@pytest.mark.parametrize("case", IN_STEPS, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", IN_STEPS, ids=str)
 def test_what_a_step_changes_in_modules_and_their_hooks_is_undone_or_told(
     case: tuple[str, str, bool], tmp_path: Path
 ) -> None:
@@ -63,6 +65,7 @@ def test_what_a_step_changes_in_modules_and_their_hooks_is_undone_or_told(
     ("owner", "method", "planted", "action", "place"),
     [
         (ModuleTables, "roll_back", lambda _: False, "weights are pruned", "before"),
+        (Transaction, "changed_state", lambda _: "", "momentum is scaled", "before"),
         (Structure, "differs", lambda *_: "", "a gradient hook is added", "after the write"),
     ],
 )

@@ -5,6 +5,7 @@ A copy is taken once a step, before the first change. Memory for tensors that ar
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from relight.training.state.value_images import Copies, Restorer, copied
 from relight.training.state.values.bits import same_bits
 from relight.training.state.values.kinds import PLAIN
 from relight.training.torch_private.distributed.zero import state_of
+from relight.training.torch_private.tensors import version_of
 from relight.training.transaction.data_access import DataAccess
 from relight.transfer.io.codec import local_part
+
+_MOST_MARKED = 64  # parameters of an optimizer whose state is looked at in every step
 
 
 class TensorImages:
@@ -89,9 +93,11 @@ class OptimizerImages:
         ]
         self._groups: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[Any]]]] = {}
         self._states: dict[str, dict[Any, Any]] = {}
+        self._marks: dict[str, list[tuple[int, int]]] = {}  # of some tensors of the state, as the step began
 
     def begin(self) -> None:
         self._states = {}
+        self._marks = {name: self._some_of(name) for name in self._optimizers}
         for name, optimizer in self._optimizers.items():
             self._groups[name] = [
                 (group, _hyperparameters(group), [*group["params"]]) for group in optimizer.param_groups
@@ -105,6 +111,18 @@ class OptimizerImages:
             copies: Copies = {}
             state = state_of(self._optimizers[name])
             self._states[name] = {key: copied(value, copies) for key, value in state.items()}
+
+    def changed(self) -> list[Key]:
+        """Name the optimizers whose state the step has changed in front of their writes, so that there is no copy."""
+        names = [name for name, marks in self._marks.items() if name not in self._states]
+        return [(name, "state") for name in names if self._some_of(name) != self._marks[name]]
+
+    def _some_of(self, name: str) -> list[tuple[int, int]]:
+        """Return which tensors the state of some parameters has, and how often each was written."""
+        kept = state_of(self._optimizers[name])
+        some = islice(kept.values(), 0, None, len(kept) // _MOST_MARKED + 1)
+        tensors = [one for values in some for one in values.values() if isinstance(one, torch.Tensor)]
+        return [(len(kept), 0), *((id(one), version_of(one)) for one in tensors if not one.is_inference())]
 
     def take_all(self) -> None:
         for name in self._optimizers:

@@ -54,6 +54,7 @@ class StepImages:
     def begin_code(self, step: int) -> None:
         """Copy everything: code after the undone block of `step` may change it. The next step needs these copies."""
         self._undone_step = step
+        self._access.clear()
         self.begin_modules()
         self.tensors.take(self._slots.keys)
         self.optimizers.begin()

@@ -10,11 +10,16 @@ from relight.training.state.modules.slots import Key
 from relight.training.torch_private.script_modes import unseen
 from relight.training.transaction.changes import ChangeWatch
 from relight.training.transaction.image_plan import ImagePlan
-from relight.training.transaction.needs import CarriedState, LaunchCount, Needs, NothingCarried, Streams
+from relight.training.transaction.needs import CarriedState, LaunchCount, Needs, NothingCarried, Streams, listed
 from relight.training.transaction.step_images import StepImages
 
 if TYPE_CHECKING:
     from relight.training.state.tracked import TrackedState
+
+_STATE_CHANGED = (
+    "{}: a step changed it in front of optimizer.step(), for the first time in many steps, and was interrupted, so "
+    "that it has changed twice. Change it in every step, or after optimizer.step()"
+)
 
 
 class Transaction:
@@ -102,6 +107,11 @@ class Transaction:
             return []
         self._see_assigned_buffers()
         return self._plan.uncopied()
+
+    def changed_state(self) -> str:
+        """Say that the step under way has changed the state of an optimizer, of which there is no copy; or ""."""
+        found = self.is_open and self._images.optimizers.changed()
+        return _STATE_CHANGED.format(listed(found)) if found else ""
 
     def private_buffers(self, *, early: bool) -> set[Key]:
         """Return buffers that the step under way makes the rank's own, before `prepare` notes them.
@@ -229,7 +239,6 @@ class Transaction:
 
     def begin_code_after_undo(self, step: int) -> None:
         """Copy what code after the block of `step` may change: it comes again when the step is repeated."""
-        self._changes.access.clear()
         self._images.begin_code(step)
 
     def undo_code(self, step: int) -> bool:

@@ -49,8 +49,10 @@ class BrokenSteps:
         torn_by = self._tell_of_torn(listed(changed) if changed else "", line)
         if self._runtime.worker.passed:
             self._parts.transaction.interrupted_after_barrier()
-        if (reason := self._parts.carried.roll_back()) is not None:
-            self._runtime.notices.doubt(reason)
+        of_state = "" if self._runtime.worker.passed else self._parts.transaction.changed_state()
+        for reason in (of_state, self._parts.carried.roll_back()):
+            if reason:
+                self._runtime.notices.doubt(reason)
         step = self._runtime.worker.version
         self.recover(self._runtime.handle(StepLeft(can_be_undone=not changed, torn_by=torn_by)))
         if self._runtime.worker.version == step:
