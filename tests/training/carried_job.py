@@ -265,8 +265,8 @@ class Job:
             self._fails_in = None
             raise Interrupted
         self.transaction.count(self.transaction.number, 1)
-        attributes = self.state.attributes.number()
-        self.state.attributes.compare(attributes, attributes, 1)
+        attributes = self.state.rank_attributes.number()
+        self.state.rank_attributes.compare(attributes, attributes, 1)
         self._passed = True
 
     def exit(self, step: JobStep, error: BaseException | None) -> bool:

@@ -53,6 +53,8 @@ class PrivateState:
             }
             if carried:
                 tree["carried"] = carried
+            if not between and (late := self._state.rank_attributes.late):
+                tree["late_attributes"] = late
             payload = encode_tree(tree, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
@@ -62,7 +64,7 @@ class PrivateState:
         of_torch, of_script = self._state.settings.moved(), self._carried.moved()
         if (moved := of_script or of_torch) is not None:
             self._runtime.notices.doubt_if_lost_after(version - 1, moved)
-        return needs_keeping
+        return self._state.rank_attributes.turn() or needs_keeping
 
     def noticed(self) -> dict[str, int]:
         """Return facts for the replacement of another rank: see `Carried.noticed`."""
@@ -71,6 +73,7 @@ class PrivateState:
     def adopt(self, tree: dict[str, Any], version: int, noticed: Mapping[str, int] | None = None) -> None:
         """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`."""
         self._state.rank_private.adopt(tree)
-        doubt = self._carried.adopt(tree.get("carried"), noticed, version)
-        if doubt is not None:
-            self._runtime.notices.doubt(doubt, step=version - 1)
+        of_modules = self._state.rank_attributes.lost(tree.get("late_attributes", []))
+        for doubt in (self._carried.adopt(tree.get("carried"), noticed, version), of_modules):
+            if doubt is not None:
+                self._runtime.notices.doubt(doubt, step=version - 1)

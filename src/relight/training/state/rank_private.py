@@ -13,16 +13,24 @@ from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.optimizer_tree import own_numbers
 from relight.training.state.optimizers.parameter_groups import parameters_of
+from relight.training.state.rank_attributes import RankAttributes
 from relight.training.torch_private.distributed.zero import state_of
 
 
 class RankPrivate:
     """The rank-private state, except for the data position and random streams."""
 
-    def __init__(self, handed: Handed, slots: Slots, attributes: AttributeLog, averages: Averages) -> None:
+    def __init__(
+        self,
+        handed: Handed,
+        slots: Slots,
+        attributes: AttributeLog,
+        rank_attributes: RankAttributes,
+        averages: Averages,
+    ) -> None:
         self._handed = handed
         self._slots = slots
-        self._attributes = attributes
+        self._attributes, self._rank_attributes = attributes, rank_attributes
         self._averages = averages
         self.buffers: set[Key] = set()  # known to change in forward
         self.with_own_numbers: set[str] = set()  # optimizers that keep numbers which differ between ranks
@@ -54,7 +62,7 @@ class RankPrivate:
             parameters = parameters_of(self._handed.optimizers[name])
             for index, own in numbers.items():
                 state_of(self._handed.optimizers[name])[parameters[index]].update(own)
-        self._attributes.adopt(tree.get("attributes", {}))
+        self._rank_attributes.take_over(tree.get("attributes", {}))
 
     @contextmanager
     def including(self, buffers: set[Key], *, numbers: bool) -> Iterator[None]:
@@ -89,7 +97,7 @@ class RankPrivate:
     def follows_from_rank(self) -> bool:
         """True if another rank could derive all of it."""
         own = self.buffers or self._handed.per_rank or self.with_own_numbers
-        return not own and not (self._attributes.has_state and self._attributes.differ)
+        return not own and not (self._attributes.has_state and self._rank_attributes.differ)
 
     def see_own_numbers(self) -> None:
         """Find, after the first writes, the optimizers that keep numbers which differ between ranks."""

@@ -33,6 +33,7 @@ from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
 from relight.training.state.modules.structure import Structure
 from relight.training.state.optimizers.members import OptimizerMembers
+from relight.training.state.rank_attributes import RankAttributes
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.replica import Replica
 from relight.training.state.shared_memory import groups_in
@@ -42,9 +43,7 @@ from relight.training.torch_private.distributed.ddp import wrappers_made
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.distributed.zero import state_of
 from relight.training.torch_private.tensors import version_of
-from relight.transfer.io.codec import decode_tree, encode_tree, local_part
-
-_NO_ATTRIBUTES = encode_tree({}, "attributes").hex()
+from relight.transfer.io.codec import local_part
 
 
 class TrackedState:
@@ -76,7 +75,8 @@ class TrackedState:
         self.members = OptimizerMembers(handed, slots)
         self.attributes = AttributeLog(handed.modules)
         self.averages = Averages(handed.modules, self.members.trained(), slots)
-        self.rank_private = RankPrivate(handed, slots, self.attributes, self.averages)
+        self.rank_attributes = RankAttributes(self.attributes)
+        self.rank_private = RankPrivate(handed, slots, self.attributes, self.rank_attributes, self.averages)
         self.replica = Replica(handed, slots, self.division, self.members, self.rank_private)
         self.identities = Identities(handed, slots, self.zero)
         self.settings = TorchSettings()
@@ -169,7 +169,7 @@ class TrackedState:
             "modes": modes_of(self.modules),
             "structure": self.structure.described(),
             "settings": shared_settings(),
-            "attributes": encode_tree(self.attributes.private(), "attributes").hex(),
+            "attributes": self.rank_attributes.describe(),
         }
 
     def adopt_modes(self, modes: Modes) -> None:
@@ -180,7 +180,8 @@ class TrackedState:
 
     def adopt_attributes(self, meta: dict[str, Any]) -> None:
         """Take on the source's attributes, for a rank whose own are lost, if they were the same on all ranks."""
-        self.attributes.adopt(decode_tree(bytes.fromhex(meta.get("attributes", _NO_ATTRIBUTES))))
+        if "attributes" in meta:
+            self.rank_attributes.adopt_copy(meta["attributes"])
 
     # --- gradients ----------------------------------------------------------------------------------------------------
     def see_gradients(self) -> None:

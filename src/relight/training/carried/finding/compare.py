@@ -142,7 +142,8 @@ class Comparison:
         before = self._before
         if before is None:
             for place, mark in self.watch.changes(settings=settings):
-                if not is_covered(place):
+                spot = None if is_covered(place) else self._spots.find(place)
+                if spot is not None and not _is_kept_with_module(place, spot.get()):
                     yield Change(place, mark, 0, None)
             return
         for place, mark in before.found.items():

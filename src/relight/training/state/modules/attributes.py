@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
-import xxhash
 from torch import nn
 
 from relight.errors import UsageError
@@ -33,7 +32,6 @@ from relight.training.state.modules.tables import ModuleTables
 from relight.training.state.values.marks import changed, put_back, remember
 from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, tables_in
-from relight.transfer.io.codec import encode_tree
 
 _MISSING = object()
 # Undone with a step, and never state: torch's own, and of Lightning's modules the name of the hook that is called just
@@ -75,7 +73,6 @@ class AttributeLog:
         self._hooks = HookLog(self._tables.see_hooks)
         self._undo: list[Any] = []
         self._modes: ModeWatcher | None = None
-        self.differ = False  # between ranks, once seen
         self.assigned_buffers = 0  # how often a buffer was assigned
 
     def install(self, modes: ModeWatcher | None = None) -> None:
@@ -145,6 +142,13 @@ class AttributeLog:
     def _before_between(self, key: Key) -> None:
         """Assigned between two steps: not undone, but state from now on if it is plain."""
         self._state.setdefault(self._path(key), key)
+
+    def see_between(self) -> None:
+        """Find containers that code between steps has changed in place: they are state from now on."""
+        for key, mark in self._steady.items():
+            if changed(mark, self._value(key)):
+                self._change_in_place.add(key)
+                self._state[self._path(key)] = key
 
     # --- the step under way -------------------------------------------------------------------------------------
     def begin(self, *, learning: bool) -> None:
@@ -241,17 +245,8 @@ class AttributeLog:
         is_view = view_test(module for _, module in self._paths.values())
         return {path: pack(value) for path, value in plain.items() if not is_view(value)}
 
-    def number(self) -> int:
-        """Return the number that stands for these values in an all-reduce; 0 if there are none."""
-        return xxhash.xxh3_64_intdigest(encode_tree(self.private(), "attributes")) >> 20 | 1 if self._state else 0
-
-    def compare(self, own: int, total: int, ranks: int) -> None:
-        """Take the sum of all ranks' numbers at a barrier, to see whether the values are equal everywhere."""
-        if total != ranks * own:
-            self.differ = True
-
     def adopt(self, tree: Mapping[str, Any]) -> None:
-        """Set the attributes to the values that `private` returned on this rank."""
+        """Set the attributes to the values that `private` returned."""
         modules, is_view = dict(self._paths.values()), view_test(module for _, module in self._paths.values())
         for path, packed in tree.items():
             owner, name = path.rsplit("/", 1)

@@ -216,7 +216,7 @@ class Barrier:
         """One small all-reduce: it completes only once every rank has entered it, prepared. None: it broke."""
         version = self._worker.version
         vote = self._snapshots.vote()
-        attributes = self._state.attributes.number()
+        attributes = self._state.rank_attributes.number()
         row = [1, version, self._worker.winding_down, self._transaction.number, attributes, *vote]
         sums = self._add_up(runtime, row, strike=True)
         if sums is None:
@@ -224,7 +224,8 @@ class Barrier:
         ranks, versions, winding_down, patterns, all_attributes, *votes = sums
         self._refuse_other_steps(runtime, ranks, versions)
         self._transaction.count(patterns, ranks)
-        self._state.attributes.compare(attributes, all_attributes, ranks)
+        if (guessed := self._state.rank_attributes.compare(attributes, all_attributes, ranks)) is not None:
+            runtime.notices.doubt(guessed)
         if votes:
             self._snapshots.count(votes[0])
         return _PASSED_LAST if winding_down else _PASSED

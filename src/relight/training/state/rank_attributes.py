@@ -1,0 +1,100 @@
+"""Attributes of modules on all ranks: equal everywhere, or each rank's own.
+
+The attributes of a lost rank are those of another one where they are equal everywhere: code after its last block may
+have changed them, and has run there. Where they differ, they are what the lost rank kept at its last barrier.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import xxhash
+
+from relight.training.state.modules.attributes import AttributeLog
+from relight.transfer.io.codec import decode_tree, encode_tree
+
+_MOVED = (
+    "{names}: an attribute of a module that differs from rank to rank, changed after the block, and a rank was lost "
+    "before that was kept. Change it inside `with step`"
+)
+_GUESSED = (
+    "attributes of modules differ from rank to rank, and a rank was lost before that showed: its replacement has those "
+    "of another rank. Change them inside `with step`"
+)
+
+
+class RankAttributes:
+    """Compares attributes between ranks, and gives a replacement those of the rank that it replaces."""
+
+    def __init__(self, log: AttributeLog) -> None:
+        self._log = log
+        self.differ = False  # between ranks, once seen
+        self._moved: list[str] = []  # by the newest code between two steps, here or where they were copied
+        self._late: set[str] = set()  # by any such code
+        self._is_a_guess = False  # some were taken from another rank, and may have differed there
+        self._kept: dict[str, Any] = {}  # values at the newest barrier
+        self._encoded = _encode({})
+
+    # --- a step -------------------------------------------------------------------------------------------------
+    def turn(self) -> bool:
+        """The loop asks for a step. Return whether code between steps changed what ranks have each for themselves."""
+        self._moved = self._moved_since()
+        self._late.update(self._moved)
+        return self.differ and bool(self._moved)
+
+    def number(self) -> int:
+        """Return the number that stands for the values in an all-reduce; 0 if there are none."""
+        self._kept = self._log.private() if self._log.has_state else {}
+        self._encoded = _encode(self._kept)
+        return xxhash.xxh3_64_intdigest(self._encoded) >> 20 | 1 if self._log.has_state else 0
+
+    def compare(self, own: int, total: int, ranks: int) -> str | None:
+        """Take the sum of all ranks' numbers at a barrier, to see whether the values are equal everywhere.
+
+        Returns why equal bits cannot be vouched for, if they are not and this rank has values of another one.
+        """
+        self.differ |= total != ranks * own
+        return _GUESSED if self._is_a_guess and self.differ else None
+
+    def _moved_since(self) -> list[str]:
+        """Return paths of those that have changed since the barrier of the newest step."""
+        self._log.see_between()
+        now = self._log.private() if self._log.has_state else {}
+        if _encode(now) == self._encoded:
+            return []
+        return [
+            path for path, value in now.items() if path not in self._kept or _encode(value) != _encode(self._kept[path])
+        ]
+
+    # --- copies -------------------------------------------------------------------------------------------------
+    @property
+    def late(self) -> list[str]:
+        """Paths of those that code between steps has changed so far."""
+        return sorted(self._late)
+
+    def describe(self) -> dict[str, Any]:
+        """Return them for a copy of the state, with what is known of other ranks' and of code between steps."""
+        moved = sorted({*self._moved, *self._moved_since()})
+        return {"values": _encode(self._log.private()).hex(), "differ": self.differ, "moved": moved}
+
+    def adopt_copy(self, described: Mapping[str, Any]) -> None:
+        """Take on what `describe` returned where the state was copied, for a rank whose own attributes are lost."""
+        self.differ, self._moved = described["differ"], described["moved"]
+        self._log.adopt(decode_tree(bytes.fromhex(described["values"])))
+
+    def take_over(self, tree: Mapping[str, Any]) -> None:
+        """Take on the values of the rank that this process replaces, after `adopt_copy` of another rank's."""
+        others = self._log.private()
+        if self.differ:
+            self._is_a_guess = any(path not in tree for path in self._moved)
+            self._log.adopt(tree)
+        else:
+            self._is_a_guess = any(path not in tree or tree[path] != value for path, value in others.items())
+            self._log.adopt({path: value for path, value in tree.items() if path not in others})
+
+    def lost(self, late: Sequence[str]) -> str | None:
+        """Return why equal bits cannot be vouched for, if code after the last block of a lost rank changes `late`."""
+        return _MOVED.format(names=", ".join(late)) if late and self.differ else None
+
+
+def _encode(value: Any) -> bytes:
+    return encode_tree(value, "attributes")

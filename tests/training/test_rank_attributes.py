@@ -1,0 +1,116 @@
+"""Attributes of modules that code between steps changes, of a rank that was lost before it ran that code."""
+
+from collections.abc import Mapping
+
+import pytest
+from torch import nn
+
+from relight.training.state.modules.attributes import AttributeLog
+from relight.training.state.rank_attributes import RankAttributes
+
+PATH = "net//scale"
+
+
+class Net(nn.Module):
+    """A module with a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+
+class Rank:
+    """Attributes of one rank, for which the loop begins steps."""
+
+    def __init__(self) -> None:
+        self.net = Net()
+        self.log = AttributeLog({"net": self.net})
+        self.attributes = RankAttributes(self.log)
+
+    def begin(self) -> bool:
+        """The loop asks for a step; return whether private state is to be kept again."""
+        due = self.attributes.turn()
+        self.log.begin(learning=False)
+        return due
+
+    def end(self) -> dict[str, object]:
+        """The barrier is passed and the step committed; return what the rank has kept."""
+        kept = self.log.private()
+        self.attributes.number()
+        self.log.commit()
+        return kept
+
+
+@pytest.fixture
+def survivor() -> Rank:
+    return Rank()
+
+
+def replace(survivor: Rank, kept: Mapping[str, object]) -> Rank:
+    """Return the replacement of a rank that had kept this."""
+    replacement = Rank()
+    replacement.log.install()
+    replacement.log.remove()  # it knows its modules now
+    replacement.attributes.adopt_copy(survivor.attributes.describe())
+    replacement.attributes.take_over(kept)
+    return replacement
+
+
+def step_and_change(rank: Rank, scale: float) -> dict[str, object]:
+    """Run a step, then code between steps; return what was kept between the two."""
+    rank.log.install()
+    rank.begin()
+    kept = rank.end()
+    rank.net.scale = scale
+    rank.log.remove()
+    return kept
+
+
+def test_values_that_are_equal_everywhere_are_those_of_another_rank(survivor: Rank) -> None:
+    step_and_change(survivor, 2.0)
+    kept = step_and_change(survivor, 3.0)
+    assert kept == {PATH: 2.0}
+
+    replacement = replace(survivor, kept)
+
+    assert replacement.net.scale == 3.0
+    number = replacement.attributes.number()
+    assert replacement.attributes.compare(number, 2 * number, 2) is None
+
+
+def test_values_that_differ_are_the_ranks_own_and_told(survivor: Rank) -> None:
+    step_and_change(survivor, 2.0)
+    number = survivor.attributes.number()
+    survivor.attributes.compare(number, 2 * number + 1, 2)
+    kept = {PATH: 2.5}
+    step_and_change(survivor, 3.0)
+
+    replacement = replace(survivor, kept)
+
+    assert replacement.net.scale == 2.5
+    assert "net//scale" in (replacement.attributes.lost([PATH]) or "")
+    assert replacement.attributes.lost([]) is None  # kept again by the rank itself, after that code
+
+
+def test_values_that_turn_out_to_differ_later_are_told(survivor: Rank) -> None:
+    kept = step_and_change(survivor, 2.0)
+    assert kept == {}
+
+    replacement = replace(survivor, kept)
+
+    number = replacement.attributes.number()
+    assert replacement.attributes.compare(number, 2 * number, 2) is None
+    assert replacement.attributes.compare(number, 2 * number + 1, 2) is not None
+
+
+def test_what_differs_is_kept_again_once_code_between_steps_changes_it(survivor: Rank) -> None:
+    step_and_change(survivor, 2.0)
+    assert not survivor.begin()  # equal everywhere: another rank has it
+    assert survivor.attributes.late == [PATH]
+    survivor.end()
+    survivor.attributes.compare(1, 3, 2)
+    step_and_change(survivor, 3.0)
+
+    assert survivor.begin()
+    survivor.end()
+    assert not survivor.begin()
