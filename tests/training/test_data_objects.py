@@ -399,3 +399,40 @@ def test_a_repeated_step_finds_the_generators_of_the_data_as_they_were(shape: st
     batches.private()
     batches.get(0, 1)
     assert torch.equal(torch.rand(3, generator=found), first)
+
+
+class Drifting(Sampler[int]):
+    """Keeps a value in a dictionary, on which its indices depend."""
+
+    def __init__(self) -> None:
+        self.held = {"shift": 0.0}
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(40):
+            self.held["shift"] = 0.9 * self.held["shift"] + number % 5
+            yield (number + int(self.held["shift"])) % 40
+
+
+@pytest.mark.parametrize("makes_another", [False, True])
+def test_a_repeated_step_finds_the_values_of_a_sampler_as_they_were(makes_another: bool) -> None:
+    undisturbed = [flat(batch) for batch in DataLoader(ITEMS, batch_size=4, sampler=Drifting())]
+    sampler = Drifting()
+    batches = make_batches(DataLoader(ITEMS, batch_size=4, sampler=sampler))
+    batches.start(0, 1)
+    began = dict(sampler.held)
+    found = [flat(batches.get(0, 1))]
+    if makes_another:  # the step is undone, with whatever it has changed of objects that variables lead to
+        sampler.held = began
+    else:
+        sampler.held.update(began)
+
+    assert flat(batches.get(0, 1)) == found[0]
+    batches.done()
+    for step in range(1, 10):
+        found.append(flat(batches.get(step, 1)))
+        batches.done()
+
+    assert found == undisturbed

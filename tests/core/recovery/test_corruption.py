@@ -98,7 +98,7 @@ def test_ranks_that_differ_again_and_again_are_a_bug() -> None:
             for standby in desk.controller.members.standbys():
                 desk.started()
                 desk.warm(standby.name)
-    assert "it is a bug, not a failure" in desk.end().error
+    assert "so it is a bug" in desk.end().error
 
 
 def after_a_death(world_size: int) -> Desk:

@@ -121,12 +121,18 @@ class LoaderSource:
         return batch
 
     def hold(self) -> Any:
-        fetched = self._parts()[1].capture()
-        return fetched if _is_used(fetched) else None
+        states = [held.capture() for held in self._parts()]
+        return states if any(map(_is_used, states)) else None
 
     def put_back(self, held: Any) -> None:
-        if held is not None:
-            self._parts()[1].put_back(held)
+        """The inverse of `hold`: where indices are drawn (a sampler), and where items are (dataset, `collate_fn`)."""
+        for part, state in zip(self._parts(), held or (), strict=False):
+            part.put_back(state)
+
+    def put_back_items(self, now: State | None) -> None:
+        """Give dataset and `collate_fn` what `begin` returned."""
+        if now is not None:
+            self._parts()[1].put_back(now)
 
     def _next(self) -> Any:
         for _ in range(2):

@@ -250,7 +250,7 @@ class CombinedSource:
         # All get into their epochs before the first draws: what they share is then put back once, and not again
         # between the draws of two.
         for loader, now in [(loader, loader.begin()) for loader in self._loaders()]:
-            loader.put_back(now)
+            loader.put_back_items(now)
         batches = {key: part.next() for key, part in self._parts.items()}
         return batches if self._kind is dict else self._kind(batches.values())
 

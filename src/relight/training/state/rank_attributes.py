@@ -33,6 +33,7 @@ class RankAttributes:
         self._is_a_guess = False  # some were taken from another rank, and may have differed there
         self._kept: dict[str, Any] = {}  # values at the newest barrier
         self._encoded = _encode({})
+        self._copied: dict[str, Any] = {}  # values of another rank, until those of the lost one come
 
     # --- a step -------------------------------------------------------------------------------------------------
     def turn(self) -> bool:
@@ -79,11 +80,12 @@ class RankAttributes:
     def adopt_copy(self, described: Mapping[str, Any]) -> None:
         """Take on what `describe` returned where the state was copied, for a rank whose own attributes are lost."""
         self.differ, self._moved = described["differ"], described["moved"]
-        self._log.adopt(decode_tree(bytes.fromhex(described["values"])))
+        self._copied = decode_tree(bytes.fromhex(described["values"]))
+        self._log.adopt(self._copied)
 
     def take_over(self, tree: Mapping[str, Any]) -> None:
         """Take on the values of the rank that this process replaces, after `adopt_copy` of another rank's."""
-        others = self._log.private()
+        others, self._copied = self._copied, {}
         if self.differ:
             self._is_a_guess = any(path not in tree for path in self._moved)
             self._log.adopt(tree)

@@ -28,6 +28,7 @@ class ModuleTables:
     def __init__(self) -> None:
         self.is_stale = True  # something that is not compared has changed: a class, a table itself
         self._modules: Mapping[int, tuple[str, nn.Module]] = {}
+        self._find: Callable[[], None] = lambda: None
         self._own: dict[int, Any] = {}  # parameters that were there at first
         self._divided: set[int] = set()  # modules whose parameters are FSDP2's to exchange
         self._kinds: list[tuple[nn.Module, type]] = []
