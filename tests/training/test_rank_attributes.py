@@ -90,6 +90,7 @@ def test_values_that_differ_are_the_ranks_own_and_told(survivor: Rank) -> None:
     assert replacement.net.scale == 2.5
     assert "net//scale" in (replacement.attributes.lost([PATH]) or "")
     assert replacement.attributes.lost([]) is None  # kept again by the rank itself, after that code
+    assert replacement.attributes.lost(["net//other"]) is None  # not changed by that code, after this step
 
 
 def test_values_that_turn_out_to_differ_later_are_told(survivor: Rank) -> None:

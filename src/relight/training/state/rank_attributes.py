@@ -94,8 +94,14 @@ class RankAttributes:
             self._log.adopt({path: value for path, value in tree.items() if path not in others})
 
     def lost(self, late: Sequence[str]) -> str | None:
-        """Return why equal bits cannot be vouched for, if code after the last block of a lost rank changes `late`."""
-        return _MOVED.format(names=", ".join(late)) if late and self.differ else None
+        """Return why equal bits cannot be vouched for, if code after the last block of the lost rank changed some.
+
+        Args:
+            late: of which that rank said, at its last barrier, that such code changes them now and then. Where the
+                state was copied, that code has run.
+        """
+        names = sorted(set(late) & set(self._moved)) if self.differ else []
+        return _MOVED.format(names=", ".join(names)) if names else None
 
 
 def _encode(value: Any) -> bytes:
