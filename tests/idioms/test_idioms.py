@@ -49,11 +49,19 @@ def test_a_common_shape_survives_kills_in_phases(name: str, plain: dict[str, str
     assert verdict in (Verdict.EQUAL, Verdict.REFUSED), f"{verdict}: {words}"
 
 
-def test_code_after_a_block_changes_modules_once() -> None:
-    """It runs after an attempt that is undone, too."""
-    name, faults = "modes_between_steps", ["kill rank 1 in BACKWARD of step 7"]
-    verdict, words = judge(killed_in_phases(name, faults), undisturbed(name).digests)
-    assert verdict is Verdict.EQUAL, f"{verdict}: {words}"
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("modes_between_steps", "kill rank 1 in BACKWARD of step 7"),  # that code runs after the undone attempt, too
+        ("modes_between_steps", "freeze rank 1 in BEFORE_BARRIER of step 5"),  # the others finish the step
+        ("annealed_attribute", "freeze rank 1 in BEFORE_BARRIER of step 7"),
+        ("counting_optimizer", "kill rank 1 in BARRIER of step 7"),
+    ],
+)
+def test_what_code_after_a_block_and_optimizers_keep_in_attributes_goes_on(name: str, fault: str) -> None:
+    ending = killed_in_phases(name, [fault])
+    verdict, words = judge(ending, undisturbed(name).digests)
+    assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words
 
 
 @pytest.mark.parametrize("name", ADDED_UP)

@@ -128,6 +128,19 @@ def test_a_target_forgets_optimizer_state_that_the_source_does_not_have() -> Non
     assert target.replica.digest() == source.replica.digest()
 
 
+def test_optimizer_state_of_no_parameter_travels() -> None:
+    _, optimizer, source = make(1, steps=2)
+    _, adopted, target = make(2, steps=1)
+    own: dict[Any, Any] = optimizer.state
+    own.update({"steps": 2, "k": torch.tensor([3]), "seen": [1.5, 2]})
+    found: dict[Any, Any] = adopted.state
+    found["gone"] = {"by": "the source"}
+    transfer(source, target)
+    names = {name for name in found if isinstance(name, str)}
+    assert {name: found[name] for name in names} == {"steps": 2, "k": torch.tensor([3]), "seen": [1.5, 2]}
+    assert target.replica.digest() == source.replica.digest()
+
+
 def test_groups_that_were_added_travel() -> None:
     """A layer thaws, and gets a group of its own; a replacement has built the optimizer without it."""
 

@@ -1,4 +1,4 @@
-"""A model with compile and fit: callbacks are told the logs after each batch and epoch and set model.stop_training, best weights are
+"""A model with compile and fit: callbacks get the logs after each batch and epoch, and set model.stop_training, best weights are
 restored when patience ends, a History object, a progress bar with a moving width, metrics that are reset."""
 
 # ranks: 2

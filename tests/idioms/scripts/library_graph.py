@@ -1,4 +1,4 @@
-"""A graph of an installed library that grows with each step, and is handed over to nobody; learning starts late."""
+"""A graph of an installed library that grows with each step, and is not handed over; learning starts late."""
 
 # ranks: 2
 import random

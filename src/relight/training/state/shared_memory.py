@@ -14,7 +14,7 @@ from relight.training.state.handed.handed import Handed
 from relight.training.state.handed.objects import trees_of
 from relight.training.state.modules.slots import Slots, memory_of
 from relight.training.state.optimizers.own_objects import ATTRIBUTES, is_own
-from relight.training.state.optimizers.parameter_groups import parameters_of, resting_of
+from relight.training.state.optimizers.parameter_groups import others_of, parameters_of, resting_of
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.distributed.zero import state_of
 from relight.training.torch_private.modules import tables_in
@@ -99,6 +99,7 @@ class SharedMemory:
             for key, parameter in members:
                 kind = "state" if isinstance(key, int) else "resting"
                 yield from _inside(f"{start}.{kind}.{key}", kept.get(parameter, {}))
+            yield from _inside(f"{start}.others", others_of(kept), kept)
         objects = Flat(trees_of(self._handed.objects, self._handed), "objects")
         yield from (_Place(path, leaf, None) for path, leaf in zip(objects.paths, objects.leaves, strict=True))
 

@@ -144,7 +144,7 @@ class TrackedState:
             flip_bit([local_part(parameter) for parameter in self.parameters if id(parameter) not in copies])
         elif action is Action.FLIP_OPTIMIZER:
             states = [state for o in self.optimizers.values() for state in state_of(o).values()]
-            values = [value for state in states for value in state.values()]
+            values = [value for state in states if isinstance(state, dict) for value in state.values()]
             flip_bit([local_part(value) for value in values if isinstance(value, torch.Tensor)])
         else:
             private = self.rank_private.buffers

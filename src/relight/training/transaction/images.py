@@ -121,7 +121,8 @@ class OptimizerImages:
         """Return which tensors the state of some parameters has, and how often each was written."""
         kept = state_of(self._optimizers[name])
         some = islice(kept.values(), 0, None, len(kept) // _MOST_MARKED + 1)
-        tensors = [one for values in some for one in values.values() if isinstance(one, torch.Tensor)]
+        dicts = (values for values in some if isinstance(values, dict))  # optimizers may keep other values beside these
+        tensors = [one for values in dicts for one in values.values() if isinstance(one, torch.Tensor)]
         return [(len(kept), 0), *((id(one), version_of(one)) for one in tensors if not one.is_inference())]
 
     def take_all(self) -> None:

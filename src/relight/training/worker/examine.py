@@ -32,7 +32,8 @@ def _protected(parts: Inventory) -> Iterator[Protected]:
     for name, module in state.modules.items():
         yield _counted(name, module, (*module.parameters(), *module.buffers()))
     for name, optimizer in state.optimizers.items():
-        moments = (value for slots in optimizer.state.values() for value in slots.values())
+        of_parameters = (slots for slots in optimizer.state.values() if isinstance(slots, dict))
+        moments = (value for slots in of_parameters for value in slots.values())
         yield _counted(name, optimizer, (value for value in moments if isinstance(value, torch.Tensor)))
     for name, thing in state.objects.items():
         yield _counted(name, thing)

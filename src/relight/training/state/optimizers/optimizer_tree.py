@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.own_objects import ObjectReader, ObjectWriter
-from relight.training.state.optimizers.parameter_groups import named, parameters_of, resting_of, settings_of
+from relight.training.state.optimizers.parameter_groups import named, others_of, parameters_of, resting_of, settings_of
 from relight.training.torch_private.distributed.mesh import as_part_like, is_distributed
 from relight.training.torch_private.distributed.zero import state_of
 from relight.transfer.io.codec import local_part
@@ -28,14 +28,17 @@ def own_numbers(optimizer: Optimizer) -> dict[int, dict[str, float]]:
 def optimizer_tree(optimizer: Optimizer, has_own_numbers: bool, keys: Mapping[int, Key]) -> dict[str, Any]:
     """Return settings and state. Python's floats are left out if they differ between ranks (`has_own_numbers`)."""
     kept = state_of(optimizer)
+    others = others_of(kept)
     if has_own_numbers:
-        kept = {p: {k: v for k, v in values.items() if not isinstance(v, float)} for p, values in kept.items()}
+        of_parameters = ((p, values) for p, values in kept.items() if isinstance(p, torch.Tensor))
+        kept = {p: {k: v for k, v in values.items() if not isinstance(v, float)} for p, values in of_parameters}
     resting = resting_of(optimizer, kept, keys)
     tree = {
         "groups": settings_of(optimizer),
         # By number: a tensor's path must not depend on which other parameters have been used so far.
         "state": {i: dict(kept[p]) for i, p in enumerate(parameters_of(optimizer)) if p in kept},
         **({"resting": {name: dict(kept[p]) for name, p in resting.items()}} if resting else {}),
+        **({"others": others} if others else {}),
     }
     written: dict[str, Any] = ObjectWriter().write(tree, "the optimizer's state")
     return written
@@ -70,6 +73,12 @@ def adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) ->
     for name, values in tree.get("resting", {}).items():
         (parameter,) = named([[name]], slots.parameters)
         kept[parameter] = {key: _placed(objects.read(value), None, parameter) for key, value in values.items()}
+    others = tree.get("others", {})
+    for key in others_of(kept).keys() - others.keys():
+        del kept[key]
+    for key, value in others.items():
+        mine = kept.pop(key, None)
+        kept[key] = _in_place(value, mine) if isinstance(value, torch.Tensor) else objects.read(value, mine)
 
 
 def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:

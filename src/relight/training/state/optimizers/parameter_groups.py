@@ -41,6 +41,11 @@ def resting_of(optimizer: Optimizer, kept: Mapping[Any, Any], keys: Mapping[int,
     return dict(sorted(found.items()))
 
 
+def others_of(kept: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Entries of an optimizer's state that belong to no parameter, such as a count of its steps, by their names."""
+    return {name: value for name, value in kept.items() if not isinstance(name, torch.Tensor)}
+
+
 def regroup(optimizer: Optimizer, names: list[list[str]], parameters: Mapping[Key, torch.Tensor]) -> None:
     """Make its groups hold these parameters, with the settings that they have; new groups get theirs afterwards.
 
