@@ -21,6 +21,7 @@ from torch import nn
 from relight.errors import UsageError
 from relight.script_files import adopt_caller
 from relight.training.carried.carried import Carried
+from relight.training.carried.code.source import mentioned
 from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.needs import listed
@@ -138,7 +139,13 @@ class Job:
             parts=state.references,
         )
         self.transaction = Transaction(state, self, self.carried)
-        left = LeftGradients(state.optimizers, lambda: 0, self.told.append, state.note_each_gradient)
+        left = LeftGradients(
+            state.optimizers,
+            lambda: 0,
+            self.told.append,
+            state.gradients,
+            lambda pattern: mentioned(["carried_script"], pattern),  # and not in this module
+        )
         self.writes = WriteWatch(
             state.name_of_writer,
             lambda thing: state.identities.name_of(thing) is not None,
@@ -204,7 +211,7 @@ class Job:
         if f"before step {self.version}" in self._recorded:
             self._record("before", self._risk_now())
         self._refuse_changes_between_steps()
-        self.state.see_gradients()
+        self.state.gradients.see(keep=self.version == TWICE)
         self.transaction.begin()
 
     def _refuse_changes_between_steps(self) -> None:
@@ -323,7 +330,7 @@ class Job:
                 raise UsageError("the step was computed twice from the same start, and ended with other bits")
             return False
         self.transaction.roll_back()
-        state.clear_gradients()
+        state.gradients.put_back()
         if (lasting := self.carried.roll_back()) is not None:
             raise UsageError(lasting)
         self._tell(self.carried.doubts.of_undone())
@@ -353,9 +360,8 @@ class Job:
     def _recover(self) -> None:
         self._is_struck, self._first_end = False, None
         self._tell(self._risk_now())
-        if self.transaction.is_open:
-            self.transaction.roll_back()
-            self.state.clear_gradients()
+        self.transaction.roll_back()
+        self.state.gradients.clear()
         self._boundary = self.state.fingerprint()
         self.transaction.reset()
 
@@ -375,12 +381,12 @@ class Job:
         private = decode_tree(lost.private)
         state.rank_private.adopt(private)
         self._tell(self.carried.adopt(private.get("carried"), lost.noticed, lost.version))
-        state.gradients_to_none = meta["gradients_to_none"]
+        state.gradients.to_none = meta["gradients_to_none"]
         state.adopt_modes(meta["modes"])
         adopt_settings(meta["settings"])
         self._tell(state.structure.differs(meta["structure"]))
         self.transaction.close()
-        state.clear_gradients()
+        state.gradients.clear()
         self._tell(lost.told)
         self._tell(self._standing_risk())
         self.transaction.reset()

@@ -10,7 +10,9 @@ import pytest
 
 from relight.training.state.modules.structure import Structure
 from relight.training.state.modules.tables import ModuleTables
+from relight.training.state.optimizers.gradients import Gradients
 from relight.training.transaction.transaction import Transaction
+from relight.training.worker.step.left_gradients import LeftGradients
 from tests.training.carried_times import FAILURES, judge
 from tests.training.structure_times import StructureCase
 
@@ -32,6 +34,7 @@ IN_STEPS = [
     ("momentum is forgotten", "above", False),
     ("weights are normed", "above", True),
     ("weights are pruned", "before", False),
+    ("a parameter changes its group", "before", True),
 ]
 
 
@@ -67,6 +70,8 @@ def test_what_a_step_changes_in_modules_and_their_hooks_is_undone_or_told(
         (ModuleTables, "roll_back", lambda _: False, "weights are pruned", "before"),
         (Transaction, "changed_state", lambda _: "", "momentum is scaled", "before"),
         (Structure, "differs", lambda *_: "", "a gradient hook is added", "after the write"),
+        (Gradients, "put_back", Gradients._make_zero, "a parameter changes its group", "before"),
+        (LeftGradients, "_doubt_lost", lambda *_: None, "a parameter changes its group", "before"),
     ],
 )
 def test_a_structure_that_is_not_looked_after_is_found(

@@ -72,7 +72,7 @@ class Script:
         """A step up to its end or its barrier at the end of the block."""
         torch.manual_seed(self.number)
         self.early = False
-        self.state.see_gradients()
+        self.state.gradients.see()
         self.transaction.begin()
         self.body(self)
         if not self.early:
@@ -91,7 +91,7 @@ class Script:
 
     def undo(self) -> None:
         self.transaction.roll_back()
-        self.state.clear_gradients()
+        self.state.gradients.clear()
 
     def write(self, number: int = 0) -> None:
         """`optimizer.step()`, with what relight does in front of it."""

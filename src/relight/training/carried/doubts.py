@@ -65,6 +65,10 @@ class Doubts:
         self._spots.frames.forget()
         return doubt
 
+    def mentioned(self, pattern: str) -> str:
+        """Return FILE:LINE of the first line of the script that a pattern matches; empty: there is none."""
+        return self._catalog.unrepeatable.mentioned(pattern)
+
     def _told(self) -> str:
         return self._catalog.unrepeatable.doubt({one.name.rpartition(".")[2] for one in self._catalog.kept.values()})
 

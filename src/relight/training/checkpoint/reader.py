@@ -105,7 +105,7 @@ class CheckpointReader:
     def adopt(self, version: int, meta: dict[str, Any]) -> None:
         """Note that the state is that of this version, and adopt what its copy carries besides tensors."""
         self._worker.version, self._worker.lineage = version, meta["lineage"]
-        self._state.gradients_to_none = meta["gradients_to_none"]
+        self._state.gradients.to_none = meta["gradients_to_none"]
         self._state.adopt_modes(meta.get("modes", {}))
         self._state.adopt_attributes(meta)
 

@@ -173,7 +173,7 @@ class CheckpointWriter:
             lineage=self._worker.lineage,
             world_size=self._runtime.world_size,
             derivable=self._runtime.holdings.is_derivable(),
-            gradients_to_none=self._state.gradients_to_none,
+            gradients_to_none=self._state.gradients.to_none,
             parts=self._writers,
             doubts=tuple(dict.fromkeys((*self._runtime.notices.doubts_of_job, *self._runtime.notices.doubts))),
         )

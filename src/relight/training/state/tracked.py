@@ -5,7 +5,6 @@ such as BatchNorm's statistics, and `per_rank` objects; the data position and ra
 kept beside the position page, where it outlives the process.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,26 +20,18 @@ from relight.training.state.handed.refusals import refuse_averages_of_zero, refu
 from relight.training.state.modules.attributes import AttributeLog
 from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.layouts import Layouts, Versioned
-from relight.training.state.modules.modes import (
-    Modes,
-    adopt_modes,
-    give_gradients,
-    gradients_of,
-    make_gradients,
-    modes_of,
-)
+from relight.training.state.modules.modes import Modes, adopt_modes, make_gradients, modes_of
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
 from relight.training.state.modules.structure import Structure
+from relight.training.state.optimizers.gradients import Gradients
 from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.state.rank_attributes import RankAttributes
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.replica import Replica
 from relight.training.state.shared_memory import groups_in
 from relight.training.state.torch_settings import TorchSettings, shared_settings
-from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.distributed.ddp import wrappers_made
-from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.distributed.zero import state_of
 from relight.training.torch_private.tensors import version_of
 from relight.transfer.io.codec import local_part
@@ -49,8 +40,8 @@ from relight.transfer.io.codec import local_part
 class TrackedState:
     """The modules, optimizers and other objects that a script handed over, and the parts of their state.
 
-    The parts are `identities`, `division`, `members`, `rank_private`, `replica`, `slots`, `attributes` and `averages`;
-    a method here needs several of them.
+    The parts are `identities`, `division`, `members`, `rank_private`, `replica`, `slots`, `attributes`, `averages` and
+    `gradients`; a method here needs several of them.
     """
 
     def __init__(
@@ -82,12 +73,9 @@ class TrackedState:
         self.settings = TorchSettings()
         self.structure = Structure(handed.modules, handed.optimizers)
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
-        own = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
-        self._own_parameters = [parameter for module in own for parameter in module.parameters()]
-        # Whether gradients were None, not zeros, when the step under way started; also those of `per_rank` modules.
-        self.gradients_to_none = self._own_to_none = True
-        self._notes_each_gradient = False
-        self._had_gradients: list[int] = []  # by parameter, as the step began
+        modules_of_rank = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
+        own = [parameter for module in modules_of_rank for parameter in module.parameters()]
+        self.gradients = Gradients(handed.parameters, own, self.objects, slots, self.members.trained)
 
     # --- objects ----------------------------------------------------------------------------------------------------
     def name_of_writer(self, thing: Any) -> str | None:
@@ -157,7 +145,7 @@ class TrackedState:
             "lineage": lineage,
             "until": until,
             "private_buffers": self.rank_private.named_buffers(),
-            "gradients_to_none": self.gradients_to_none,
+            "gradients_to_none": self.gradients.to_none,
             **self.besides(),
         }
 
@@ -173,51 +161,12 @@ class TrackedState:
         }
 
     def adopt_modes(self, modes: Modes) -> None:
-        """Set the modes of a copy of the same layout, whose `gradients_to_none` was taken on before."""
+        """Set the modes of a copy of the same layout, whose `gradients.to_none` was taken on before."""
         adopt_modes(self.modules, modes)
-        if not self.gradients_to_none:
+        if not self.gradients.to_none:
             make_gradients(self.modules, modes)
 
     def adopt_attributes(self, meta: dict[str, Any]) -> None:
         """Take on the source's attributes, for a rank whose own are lost, if they were the same on all ranks."""
         if "attributes" in meta:
             self.rank_attributes.adopt_copy(meta["attributes"])
-
-    # --- gradients ----------------------------------------------------------------------------------------------------
-    def see_gradients(self) -> None:
-        """Note, as a step begins, whether its gradients are None or zeros."""
-        first = next(iter(self.parameters), None)
-        self.gradients_to_none = first is None or first.grad is None
-        self._own_to_none = not self._own_parameters or self._own_parameters[0].grad is None
-        if self._notes_each_gradient:
-            self._had_gradients = gradients_of(self.parameters)
-
-    def note_each_gradient(self) -> None:
-        """From the next step on: a mode of the script sees for how many parameters `zero_grad` finds a gradient."""
-        self._notes_each_gradient = True
-
-    def has_gradients(self) -> bool:
-        """Return whether gradients are waiting for an optimizer step."""
-        return have_gradients(self.parameters)
-
-    def clear_gradients(self) -> None:
-        """Make all gradients what they were when the step under way began, None or zeros."""
-        for thing in self.objects.values():
-            if isinstance(thing, torch.amp.GradScaler):
-                reset_scaler(thing)
-        for parameter in self.parameters:
-            if self.gradients_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                # In a process that took another rank, a divided gradient may still have the size of another part.
-                parameter.grad = torch.zeros_like(parameter if is_distributed(parameter) else parameter.grad)
-        if not self.gradients_to_none:
-            give_gradients(self.parameters, self._had_gradients)
-        for parameter in self._own_parameters:
-            if parameter.grad is not None:
-                parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
-
-
-def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:
-    """Return whether some have gradients other than zero. On a device this waits for it, unless gradients are None."""
-    return any(p.grad is not None and bool(local_part(p.grad).count_nonzero()) for p in parameters)

@@ -128,7 +128,8 @@ def take_inventory(
     taking = StateTaking(runtime, state, batches, assignment, private, tiers, transaction, values)
     recovery = Recovery(runtime, state, tiers, taking)
     barrier = Barrier(runtime, state, assignment, private, transaction, recovery, tiers, values)
-    left = LeftGradients(state.optimizers, lambda: runtime.generation, runtime.notices.doubt, state.note_each_gradient)
+    notices, mentioned = runtime.notices, carried.doubts.mentioned
+    left = LeftGradients(state.optimizers, lambda: runtime.generation, notices.doubt, state.gradients, mentioned)
     inventory = Inventory(
         runtime=runtime,
         state=state,

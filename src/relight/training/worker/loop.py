@@ -150,7 +150,7 @@ class StepLoop:
         if runtime.is_rehearsing:
             self._state.attributes.begin(learning=True)  # also what is changed in place is undone
         else:
-            self._state.see_gradients()
+            self._state.gradients.see(keep=self._parts.repeat_check.is_due)
             self._transaction.begin()
 
     # --- what a step asks -------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class StepLoop:
             return False
         self._transaction.roll_back()
         self._checks.note_boundary()  # a learning rate that is a tensor was written when it was undone
-        self._state.clear_gradients()
+        self._state.gradients.put_back()
         self._parts.repeat_check.see_undone(self._carried.roll_back(), self._carried.doubts.of_undone())
         self._runtime.page.stamp(Phase.OUTSIDE)
         self._runtime.handle(happened.StepUndone())

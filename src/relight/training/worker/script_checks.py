@@ -123,7 +123,7 @@ class ScriptChecks:
     def see_update(self, *, trained: bool) -> None:
         """The block of a step has ended. Warn of gradients that are pending if it trained nothing."""
         self._saw_update |= trained
-        if trained or not self._parts.state.has_gradients():
+        if trained or not self._parts.state.gradients.are_waiting():
             return
         self._runtime.notices.say(
             "accumulate",
@@ -147,7 +147,7 @@ class ScriptChecks:
     def warn_of_nothing_trained(self) -> None:
         """Warn after the last step if no step trained anything."""
         worker = self._runtime.worker
-        if worker.commits and not self._saw_update and self._parts.state.has_gradients():
+        if worker.commits and not self._saw_update and self._parts.state.gradients.are_waiting():
             self._runtime.notices.say(
                 "nothing trained",
                 f"{worker.commits} steps had gradients, and none of them called optimizer.step(): the model is what "

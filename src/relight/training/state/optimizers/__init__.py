@@ -1,1 +1,1 @@
-"""Optimizers: their parameter groups, and their state as it is copied to another rank."""
+"""Optimizers: their parameter groups, their state as it is copied to another rank, and gradients."""

@@ -38,6 +38,17 @@ class RepeatCheck:
         self._first: dict[str, int] | None = None
         self._generation = 0  # in which that was computed
 
+    @property
+    def is_due(self) -> bool:
+        """True if the step that is about to begin may be made twice."""
+        return not self._is_over and self._worker.version == self._step
+
+    @property
+    def _step(self) -> int:
+        # All ranks know the version from which a generation began, but after a recovery only of 0 and 1 that the job's
+        # second step comes after it.
+        return self._worker.began + 1 if self._runtime.generation == 1 else 1
+
     def wants_another(self) -> bool:
         """At the end of a block, in front of its barrier: whether this attempt is to be undone and made again.
 
@@ -46,13 +57,10 @@ class RepeatCheck:
         worker, runtime = self._worker, self._runtime
         if self._is_over:
             return False
-        # All ranks know the version from which a generation began, but after a recovery only of 0 and 1 that the job's
-        # second step comes after it.
-        step = worker.began + 1 if runtime.generation == 1 else 1
-        if worker.version > step:
+        if worker.version > self._step:
             self._is_over = True
             return False
-        if runtime.closed or worker.version != step:
+        if runtime.closed or worker.version != self._step:
             return False
         if self._generation != runtime.generation:  # a replacement has not computed the step before
             self._first, self._generation = self._digests(), runtime.generation

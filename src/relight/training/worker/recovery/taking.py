@@ -103,10 +103,9 @@ class StateTaking:
 
     # --- the state --------------------------------------------------------------------------------------------------
     def _roll_back(self, action: act.RollBack | None = None) -> None:  # noqa: ARG002
-        """Undo the step under way, if it was not committed."""
-        if self._transaction.is_open:
-            self._transaction.roll_back()
-            self._state.clear_gradients()
+        """Undo the step under way, if it was not committed; a replacement has no gradients of older ones either."""
+        self._transaction.roll_back()
+        self._state.gradients.clear()
 
     def _offer(self, action: act.Offer) -> None:  # noqa: ARG002
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
@@ -225,7 +224,7 @@ class StateTaking:
         """The state of the target version is here: take over what belongs to it, and drop what was of a step."""
         version = self._order.target
         self.work.meta = meta
-        self._state.gradients_to_none = meta["gradients_to_none"]
+        self._state.gradients.to_none = meta["gradients_to_none"]
         self._state.adopt_modes(meta.get("modes", {}))
         adopt_settings(meta.get("settings", {}))
         if differing := self._state.structure.differs(meta.get("structure", {})):
@@ -236,7 +235,7 @@ class StateTaking:
             )
         self._take_rank_values(meta.get("rank_values", {}))
         self._transaction.close()
-        self._state.clear_gradients()
+        self._state.gradients.clear()
         return happened.StateTaken(version, meta["lineage"], meta["until"])
 
     def _take_rank_values(self, described: dict[str, Any]) -> None:

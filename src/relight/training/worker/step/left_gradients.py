@@ -1,6 +1,8 @@
 """Gradients that wait over several steps: while an optimizer pauses and others step, and nothing makes them zero.
 
-A recovery throws all gradients away, so an optimizer that uses such ones later computes something else.
+Those of a parameter that no optimizer holds wait as well, until one does (layers that thaw late, without having been
+frozen), or until the norm of all gradients is taken. A recovery throws all gradients away, so what uses such ones later
+computes something else.
 """
 
 import functools
@@ -10,9 +12,17 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from relight.training.state.optimizers.gradients import Gradients, have_gradients
 from relight.training.state.optimizers.parameter_groups import parameters_of
-from relight.training.state.tracked import have_gradients
 from relight.training.torch_private.script_modes import sees_calls, unseen
+from relight.words import listed
+
+_READS = r"\.grad\b|\bclip_grad|\bget_total_norm\b|\bgrad_norm"
+_LOST = (
+    "{names}: no optimizer held them, so that their gradients added up from step to step, and a recovery threw those "
+    "away{at}. Freeze them as long as none does (requires_grad_(False)), or make all gradients zero in each step "
+    "(model.zero_grad())"
+)
 
 
 class LeftGradients:
@@ -23,15 +33,16 @@ class LeftGradients:
         optimizers: Mapping[str, Any],
         generation: Callable[[], int],
         doubt: Callable[[str], None],
-        seen_by_mode: Callable[[], None],
+        gradients: Gradients,
+        mentioned: Callable[[str], str],
     ) -> None:
         """Watch optimizers by their names.
 
-        `generation` is another one after each recovery; `seen_by_mode` is called when a mode of the script sees how
-        gradients are made zero.
+        `generation` is another one after each recovery; `mentioned` returns the first line of the script that a pattern
+        matches.
         """
         self._optimizers, self._generation, self._doubt = optimizers, generation, doubt
-        self._seen_by_mode = seen_by_mode
+        self._gradients, self._mentioned = gradients, mentioned
         self._waiting: dict[str, int] = {}  # with the generation in which the first of these were computed
         self._at_start = dict(self._waiting)
         self._stepped: set[str] = set()
@@ -54,6 +65,8 @@ class LeftGradients:
     def before_optimizer(self, name: str) -> None:
         """An optimizer is about to use its gradients."""
         self._stepped.add(name)
+        if lost := self._gradients.lost:
+            self._doubt_lost([lost[id(one)] for one in parameters_of(self._optimizers[name]) if id(one) in lost])
         if self._waiting.pop(name, self._generation()) != self._generation():
             self._doubt(
                 f"{name} used gradients of steps in which it did not step itself, and a recovery threw those away. "
@@ -66,15 +79,31 @@ class LeftGradients:
             if name not in self._stepped and name not in self._waiting and have_gradients(parameters_of(optimizer)):
                 self._waiting[name] = self._generation()
         self._at_start = dict(self._waiting)
+        if self._gradients.lost and self._reader:
+            self._doubt_lost([*self._gradients.lost.values()], f", before {self._reader} could read them")
+
+    @functools.cached_property
+    def _reader(self) -> str:
+        """The line of the script that may read gradients of all parameters; empty: there is none."""
+        return self._mentioned(_READS)
+
+    def _doubt_lost(self, names: list[str], at: str = "") -> None:
+        """Tell, once after a recovery, that gradients of these parameters were lost, and are used."""
+        if names:
+            self._doubt(_LOST.format(names=listed(names), at=at))
+            self._gradients.lost.clear()
 
     @unseen
     def _made_zero(self, owner: Any) -> None:
-        if not self._waiting:
+        lost = self._gradients.lost
+        if not self._waiting and not lost:
             return
         if isinstance(owner, nn.Module):
             owned = {id(parameter) for parameter in owner.parameters()}
         else:
             owned = {id(parameter) for parameter in parameters_of(owner)}
+        for number in owned & lost.keys():
+            del lost[number]
         for name in list(self._waiting):
             if any(id(parameter) in owned for parameter in parameters_of(self._optimizers[name])):
                 del self._waiting[name]
@@ -86,7 +115,7 @@ class LeftGradients:
         @functools.wraps(original)
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
             if sees_calls():
-                left._seen_by_mode()
+                left._gradients.note_each()
             left._made_zero(self)
             return original(self, *args, **kwargs)
 

@@ -68,6 +68,10 @@ class Unrepeatable:
         self._kept: set[str] = set()
         self._modules = {*sys.modules}
 
+    def mentioned(self, pattern: str) -> str:
+        """Return FILE:LINE of the first line of the script that a pattern matches; empty: there is none."""
+        return mentioned(self._script, pattern)
+
     def begin(self, survey: Survey, ignored: Collection[str]) -> None:
         """The loop is found. `ignored`: names of what no step depends on, as the script says."""
         self._script = survey.names.keys()

@@ -1,0 +1,99 @@
+"""Gradients, which are no part of the state: a recovery makes them None or zeros, as they were when the step began.
+
+Those of parameters in no optimizer's group nothing makes zero, so that they add up from step to step. A step that is
+repeated for a comparison finds them again; after a recovery they are known to be lost.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from relight.training.state.modules.modes import give_gradients, gradients_of
+from relight.training.state.modules.slots import Slots
+from relight.training.torch_private.autograd import reset_scaler
+from relight.training.torch_private.distributed.mesh import is_distributed
+from relight.transfer.io.codec import local_part
+
+
+class Gradients:
+    """The gradients of everything that was handed over."""
+
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        own: list[torch.nn.Parameter],
+        objects: Mapping[str, Any],
+        slots: Slots,
+        trained: Callable[[], list[torch.Tensor]],
+    ) -> None:
+        """Look after the gradients of `parameters`, and of `own`, of `per_rank` modules.
+
+        Args:
+            parameters, own: see there.
+            objects: that were handed over; scalers among them count what they have unscaled.
+            slots: of the parameters, for their names.
+            trained: returns the parameters in the groups of optimizers.
+        """
+        self._parameters, self._own, self._slots, self._trained = parameters, own, slots, trained
+        self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
+        # Whether they were None, not zeros, when the step under way started; also those of `per_rank` modules.
+        self.to_none = self._own_to_none = True
+        self._notes_each = False
+        self._had: list[int] = []  # by parameter, as the step began
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and what they had
+        self.lost: dict[int, str] = {}  # names of parameters in no group whose gradients a recovery threw away, by id
+
+    def see(self, *, keep: bool = False) -> None:
+        """Note, as a step begins, whether they are None or zeros. `keep`: for `put_back`."""
+        first = next(iter(self._parameters), None)
+        self.to_none = first is None or first.grad is None
+        self._own_to_none = not self._own or self._own[0].grad is None
+        if self._notes_each:
+            self._had = gradients_of(self._parameters)
+        if keep or self._kept:
+            both = (*self._parameters, *self._own) if keep else ()
+            self._kept = [(one, one.grad.detach().clone()) for one in both if one.grad is not None]
+
+    def note_each(self) -> None:
+        """From the next step on: a mode of the script sees for how many parameters `zero_grad` finds a gradient."""
+        self._notes_each = True
+
+    def are_waiting(self) -> bool:
+        """Return whether some are waiting for an optimizer step."""
+        return have_gradients(self._parameters)
+
+    def put_back(self) -> None:
+        """Make them what `see` has kept."""
+        self._make_zero()
+        for parameter, gradient in self._kept:
+            parameter.grad = gradient
+        self._kept = []
+
+    def clear(self) -> None:
+        """Make all what they were when the step under way began, None or zeros: a replacement has no others."""
+        members = {id(parameter) for parameter in self._trained()}
+        outside = [one for one in self._parameters if one.grad is not None and id(one) not in members]
+        self.lost |= {id(one): self._slots.by_id.get(id(one), ("", "?"))[1] for one in outside if have_gradients([one])}
+        self._make_zero()
+        self._kept = []
+
+    def _make_zero(self) -> None:
+        for scaler in self._scalers:
+            reset_scaler(scaler)
+        for parameter in self._parameters:
+            if self.to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                # In a process that took another rank, a divided gradient may still have the size of another part.
+                parameter.grad = torch.zeros_like(parameter if is_distributed(parameter) else parameter.grad)
+        if not self.to_none:
+            give_gradients(self._parameters, self._had)
+        for parameter in self._own:
+            if parameter.grad is not None:
+                parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
+
+
+def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether some have gradients other than zero. On a device this waits for it, unless gradients are None."""
+    return any(p.grad is not None and bool(local_part(p.grad).count_nonzero()) for p in parameters)
