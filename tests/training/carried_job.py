@@ -211,8 +211,7 @@ class Job:
         if f"before step {self.version}" in self._recorded:
             self._record("before", self._risk_now())
         self._refuse_changes_between_steps()
-        self.state.gradients.see(keep=self.version == TWICE)
-        self.transaction.begin()
+        self.transaction.begin(keeps_gradients=self.version == TWICE)
 
     def _refuse_changes_between_steps(self) -> None:
         """As `ScriptChecks` does."""
@@ -387,6 +386,7 @@ class Job:
         self._tell(state.structure.differs(meta["structure"]))
         self.transaction.close()
         state.gradients.clear()
+        state.gradients.adopt_missing(meta["missing_gradients"])
         self._tell(lost.told)
         self._tell(self._standing_risk())
         self.transaction.reset()

@@ -5,44 +5,51 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from relight.training.state.modules.slots import Slots
-from relight.training.state.optimizers.gradients import Gradients
-from relight.training.state.optimizers.parameter_groups import parameters_of
+from relight.training.state.tracked import TrackedState
 from relight.training.worker.step.left_gradients import LeftGradients
 
 
 class Job:
     """Two optimizers, of which the first pauses."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fast_holds_bias: bool = True) -> None:
         self.generation = 1
         self.reader = ""  # a line of the script
         self.doubts: list[str] = []
         self.net = nn.Linear(2, 2)
         self.slow = torch.optim.SGD([self.net.weight], lr=0.1)
         self.fast = torch.optim.SGD([self.net.bias], lr=0.1)
-        optimizers = {"slow": self.slow, "fast": self.fast}
-        self.gradients = Gradients(
-            list(self.net.parameters()),
-            [],
-            {},
-            Slots({"net": self.net}),
-            lambda: [*parameters_of(self.slow), *parameters_of(self.fast)],
-        )
+        if not fast_holds_bias:
+            self.fast.param_groups[0]["params"].clear()
+        optimizers: dict[str, Optimizer] = {"slow": self.slow, "fast": self.fast}
+        self.state = TrackedState({"net": self.net}, optimizers, {}, {})
+        self.gradients = self.state.gradients
         self.left = LeftGradients(
             optimizers, lambda: self.generation, self.doubts.append, self.gradients, lambda _: self.reader
         )
 
-    def step(self, *names: str, zero: bool = False, fails: bool = False) -> None:
+    def join(self) -> None:
+        self.fast.param_groups[0]["params"].append(self.net.bias)
+
+    def step(self, *names: str, zero: bool = False, fails: bool = False, joins: bool = False) -> None:
+        self.gradients.see(0)
         self.left.begin_attempt()
+        if joins:
+            self.net.bias.requires_grad_(True)
+            self.join()
         if zero:
             self.net.zero_grad()
         self.net(torch.ones(1, 2)).sum().backward()
         for name in names:
             self.left.before_optimizer(name)
+            self.state.members.see(name)
         if fails:
             self.generation += 1
+            if joins:
+                self.fast.zero_grad()
+                self.fast.param_groups[0]["params"].clear()
             self.gradients.clear()
         else:
             self.left.end_step()
@@ -51,7 +58,16 @@ class Job:
 
 @pytest.fixture
 def job() -> Iterator[Job]:
-    job = Job()
+    yield from _installed(Job())
+
+
+@pytest.fixture
+def late() -> Iterator[Job]:
+    """A job of which no optimizer holds the bias."""
+    yield from _installed(Job(fast_holds_bias=False))
+
+
+def _installed(job: Job) -> Iterator[Job]:
     job.left.install()
     yield job
     job.left.remove()
@@ -84,52 +100,73 @@ def test_made_zero_first_or_used_without_a_recovery_they_are_not(job: Job) -> No
     assert not job.doubts
 
 
-def test_those_of_parameters_that_no_optimizer_held_are_doubted_once_one_does(job: Job) -> None:
-    group = job.fast.param_groups[0]["params"]
-    group.clear()
-    job.step("slow")
-    job.step("slow", fails=True)
-    job.step("slow")
-    assert not job.doubts
-    group.append(job.net.bias)
-    job.step("fast")
-    assert "bias: no optimizer held them" in job.doubts[0]
+def test_those_of_parameters_that_no_optimizer_held_are_doubted_once_one_does(late: Job) -> None:
+    late.step("slow")
+    late.step("slow", fails=True)
+    late.step("slow")
+    assert not late.doubts
+    late.join()
+    late.step("fast")
+    assert "bias: no optimizer held them" in late.doubts[0]
 
 
-def test_those_of_parameters_that_no_optimizer_holds_are_doubted_if_the_script_reads_gradients(job: Job) -> None:
-    job.fast.param_groups[0]["params"].clear()
-    job.reader = "train.py:7"
-    job.step("slow")
-    job.step("slow", fails=True)
-    assert not job.doubts
-    job.step("slow")
-    assert "before train.py:7 could read them" in job.doubts[0]
-    job.step("slow")
-    assert len(job.doubts) == 1
+def test_so_are_those_that_the_interrupted_step_used_and_made_zero_itself(late: Job) -> None:
+    late.step("slow")
+    late.step("fast", joins=True, fails=True)
+    assert not late.doubts
+    late.step("fast", joins=True)
+    assert "bias: no optimizer held them" in late.doubts[0]
 
 
-def test_made_zero_in_each_step_those_of_parameters_that_no_optimizer_holds_are_not(job: Job) -> None:
-    group = job.fast.param_groups[0]["params"]
-    group.clear()
-    job.reader = "train.py:7"
-    job.step("slow", zero=True)
-    job.step("slow", zero=True, fails=True)
-    job.step("slow", zero=True)
-    group.append(job.net.bias)
-    job.step("fast", zero=True)
-    assert not job.doubts
+def test_those_of_layers_that_were_frozen_until_they_joined_are_not(late: Job) -> None:
+    late.net.bias.requires_grad_(False)
+    late.step("slow")
+    late.step("fast", joins=True, fails=True)
+    late.step("fast", joins=True)
+    assert not late.doubts
+
+
+def test_a_replacement_knows_of_those_that_were_thrown_away(late: Job) -> None:
+    late.step("slow")
+    late.step("slow", fails=True)
+    other = Job(fast_holds_bias=False)
+    other.gradients.adopt_missing(late.gradients.missing())
+    other.join()
+    other.step("fast")
+    assert "bias: no optimizer held them" in other.doubts[0]
+
+
+def test_those_of_parameters_that_no_optimizer_holds_are_doubted_if_the_script_reads_gradients(late: Job) -> None:
+    late.reader = "train.py:7"
+    late.step("slow")
+    late.step("slow", fails=True)
+    assert not late.doubts
+    late.step("slow")
+    assert "before train.py:7 could read them" in late.doubts[0]
+    late.step("slow")
+    assert len(late.doubts) == 1
+
+
+def test_made_zero_in_each_step_those_of_parameters_that_no_optimizer_holds_are_not(late: Job) -> None:
+    late.reader = "train.py:7"
+    late.step("slow", zero=True)
+    late.step("slow", zero=True, fails=True)
+    late.step("slow", zero=True)
+    late.join()
+    late.step("fast", zero=True)
+    assert not late.doubts
 
 
 def test_a_step_that_is_repeated_for_a_comparison_finds_gradients_as_they_were(job: Job) -> None:
     job.step("fast")
     assert job.net.weight.grad is not None
     left = job.net.weight.grad.clone()
-    job.gradients.see(keep=True)
+    job.gradients.see(0, keep=True)
     for _ in range(2):
         job.net(torch.ones(1, 2)).sum().backward()
         job.gradients.put_back()
         assert torch.equal(torch.as_tensor(job.net.weight.grad), left)
-        job.gradients.see(keep=True)
+        job.gradients.see(0, keep=True)
     job.gradients.clear()
     assert not job.gradients.are_waiting()
 

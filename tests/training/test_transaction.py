@@ -72,7 +72,6 @@ class Script:
         """A step up to its end or its barrier at the end of the block."""
         torch.manual_seed(self.number)
         self.early = False
-        self.state.gradients.see()
         self.transaction.begin()
         self.body(self)
         if not self.early:

@@ -14,8 +14,7 @@ from relight.training.connection.page import PositionPage
 from relight.training.data.batches import Batches
 from relight.training.data.loaders import bind_rank
 from relight.training.state.handed.handed import sort_by_kind
-from relight.training.state.modules.slots import Slots
-from relight.training.state.optimizers.gradients import Gradients
+from relight.training.state.tracked import TrackedState
 from relight.training.worker.step.left_gradients import LeftGradients
 from relight.training.worker.step.writes import WriteWatch
 from relight.training.wrappers import is_container, unwrapped_data, unwrapped_objects, unwrapped_optimizers
@@ -130,7 +129,7 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
         lambda _: True,
         lambda name, _: written.append(name),
         lambda: True,
-        LeftGradients({}, lambda: 1, written.append, Gradients([], [], {}, Slots({}), list), str),
+        LeftGradients({}, lambda: 1, written.append, TrackedState({}, {}, {}, {}).gradients, str),
     )
     watch.install()
     try:
@@ -143,7 +142,7 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
 
 def test_the_write_of_an_optimizer_that_differs_between_ranks_is_no_replicated_one(inner: SGD) -> None:
     written: list[tuple[str, str | None]] = []
-    left = LeftGradients({}, lambda: 1, lambda _: None, Gradients([], [], {}, Slots({}), list), str)
+    left = LeftGradients({}, lambda: 1, lambda _: None, TrackedState({}, {}, {}, {}).gradients, str)
     watch = WriteWatch(lambda _: "own", lambda _: False, lambda *write: written.append(write), lambda: True, left)
     watch.install()
     try:

@@ -75,7 +75,7 @@ class TrackedState:
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         modules_of_rank = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
         own = [parameter for module in modules_of_rank for parameter in module.parameters()]
-        self.gradients = Gradients(handed.parameters, own, self.objects, slots, self.members.trained)
+        self.gradients = Gradients(handed.parameters, own, self.objects, slots, self.members)
 
     # --- objects ----------------------------------------------------------------------------------------------------
     def name_of_writer(self, thing: Any) -> str | None:
@@ -146,6 +146,7 @@ class TrackedState:
             "until": until,
             "private_buffers": self.rank_private.named_buffers(),
             "gradients_to_none": self.gradients.to_none,
+            "missing_gradients": self.gradients.missing(),
             **self.besides(),
         }
 

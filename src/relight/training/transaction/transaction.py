@@ -44,8 +44,7 @@ class Transaction:
         self._plan = ImagePlan(state, self._changes, self._images.tensors)
         self._needs = Needs(state, collectives, carried or NothingCarried(), streams)
         self._unused = set(state.optimizers)  # that have made no step since ranks last began to learn
-        # The step under way.
-        self.is_open = False  # it can be undone
+        self.is_open = False  # the step under way can be undone
         self.has_new_writer = False  # an optimizer made its first step in the step under way
         self._is_early = False  # its barrier was passed in front of a write
         self._writes: list[str] = []
@@ -124,9 +123,10 @@ class Transaction:
         return found | averages.like(found) if averages else found
 
     # --- a step -------------------------------------------------------------------------------------------------
-    def begin(self) -> None:
-        """Copy what is known to change before the barrier."""
+    def begin(self, *, keeps_gradients: bool = False) -> None:
+        """Copy what is known to change before the barrier, and all gradients if `keeps_gradients`."""
         changes, learnt = self._changes, self.learner.learnt
+        self._state.gradients.see(changes.access.flags_set, keep=keeps_gradients)
         self._writes, self._is_early, self.has_new_writer = [], False, False
         changes.access.clear()
         self._images.begin(learning=self._plan.learning, writes_come_last=learnt is not None and not learnt.before)

@@ -150,8 +150,7 @@ class StepLoop:
         if runtime.is_rehearsing:
             self._state.attributes.begin(learning=True)  # also what is changed in place is undone
         else:
-            self._state.gradients.see(keep=self._parts.repeat_check.is_due)
-            self._transaction.begin()
+            self._transaction.begin(keeps_gradients=self._parts.repeat_check.is_due)
 
     # --- what a step asks -------------------------------------------------------------------------------------
     def enter_step(self, step: Step) -> Any:

@@ -4,13 +4,14 @@ Those of parameters in no optimizer's group nothing makes zero, so that they add
 repeated for a comparison finds them again; after a recovery they are known to be lost.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from relight.training.state.modules.modes import give_gradients, gradients_of
-from relight.training.state.modules.slots import Slots
+from relight.training.state.modules.slots import Key, Slots
+from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.transfer.io.codec import local_part
@@ -25,7 +26,7 @@ class Gradients:
         own: list[torch.nn.Parameter],
         objects: Mapping[str, Any],
         slots: Slots,
-        trained: Callable[[], list[torch.Tensor]],
+        members: OptimizerMembers,
     ) -> None:
         """Look after the gradients of `parameters`, and of `own`, of `per_rank` modules.
 
@@ -33,24 +34,37 @@ class Gradients:
             parameters, own: see there.
             objects: that were handed over; scalers among them count what they have unscaled.
             slots: of the parameters, for their names.
-            trained: returns the parameters in the groups of optimizers.
+            members: the parameters that optimizers update.
         """
-        self._parameters, self._own, self._slots, self._trained = parameters, own, slots, trained
+        self._parameters, self._own, self._slots, self._members = parameters, own, slots, members
         self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
         # Whether they were None, not zeros, when the step under way started; also those of `per_rank` modules.
         self.to_none = self._own_to_none = True
         self._notes_each = False
         self._had: list[int] = []  # by parameter, as the step began
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and what they had
-        self.lost: dict[int, str] = {}  # names of parameters in no group whose gradients a recovery threw away, by id
+        self._outside: list[torch.Tensor] = []  # parameters that no optimizer has updated, and that may have gradients
+        self._seen_flags = -1  # how often flags had been set, at the last look at all of them
+        self._updated = members.updated()  # by steps that count
+        self._seen_members = members.changes_seen
+        self._waiting: list[torch.Tensor] = []  # of these, those that had one as the step began
+        self.lost: dict[int, Key] = {}  # of these, those whose gradients a recovery threw away, by their ids
 
-    def see(self, *, keep: bool = False) -> None:
-        """Note, as a step begins, whether they are None or zeros. `keep`: for `put_back`."""
+    def see(self, flags_set: int, *, keep: bool = False) -> None:
+        """Note, as a step begins, whether they are None or zeros, and which will be missed.
+
+        Args:
+            flags_set: how often `requires_grad` of any parameter was set.
+            keep: keep all for `put_back`.
+        """
         first = next(iter(self._parameters), None)
         self.to_none = first is None or first.grad is None
         self._own_to_none = not self._own or self._own[0].grad is None
         if self._notes_each:
             self._had = gradients_of(self._parameters)
+        if self._seen_flags != flags_set:
+            self._outside, self._seen_flags = [one for one in self._others() if _has_or_may_get_one(one)], flags_set
+        self._waiting = [one for one in self._outside if one.grad is not None]
         if keep or self._kept:
             both = (*self._parameters, *self._own) if keep else ()
             self._kept = [(one, one.grad.detach().clone()) for one in both if one.grad is not None]
@@ -63,6 +77,12 @@ class Gradients:
         """Return whether some are waiting for an optimizer step."""
         return have_gradients(self._parameters)
 
+    def commit(self) -> None:
+        """The step counts: optimizers have updated the parameters that they now have."""
+        if self._seen_members != self._members.changes_seen:
+            self._updated, self._seen_members = self._members.updated(), self._members.changes_seen
+            self._seen_flags = -1
+
     def put_back(self) -> None:
         """Make them what `see` has kept."""
         self._make_zero()
@@ -72,11 +92,25 @@ class Gradients:
 
     def clear(self) -> None:
         """Make all what they were when the step under way began, None or zeros: a replacement has no others."""
-        members = {id(parameter) for parameter in self._trained()}
-        outside = [one for one in self._parameters if one.grad is not None and id(one) not in members]
-        self.lost |= {id(one): self._slots.by_id.get(id(one), ("", "?"))[1] for one in outside if have_gradients([one])}
+        self.lost |= self._named(self._waiting)
         self._make_zero()
-        self._kept = []
+        self._waiting, self._kept = [], []
+
+    def missing(self) -> list[Key]:
+        """Return the parameters that no optimizer has updated, and whose gradients a copy of the state lacks."""
+        return sorted((self.lost | self._named(one for one in self._others() if have_gradients([one]))).values())
+
+    def adopt_missing(self, missing: Iterable[Iterable[str]]) -> None:
+        """Take on what `missing` returned where the state was copied from."""
+        found = (self._slots.parameters.get((owner, name)) for owner, name in missing)
+        self.lost |= self._named(one for one in found if one is not None)
+        self.commit()
+
+    def _others(self) -> Iterator[torch.Tensor]:
+        return (parameter for parameter in self._parameters if id(parameter) not in self._updated)
+
+    def _named(self, parameters: Iterable[torch.Tensor]) -> dict[int, Key]:
+        return {id(one): self._slots.by_id[id(one)] for one in parameters if id(one) in self._slots.by_id}
 
     def _make_zero(self) -> None:
         for scaler in self._scalers:
@@ -92,6 +126,10 @@ class Gradients:
         for parameter in self._own:
             if parameter.grad is not None:
                 parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
+
+
+def _has_or_may_get_one(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad or parameter.grad is not None
 
 
 def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:

@@ -31,12 +31,20 @@ class OptimizerMembers:
         self._slots = slots
         self._built_with = {name: self._names_of(name) for name in handed.optimizers}
         self._seen = {name: members_of_groups(optimizer) for name, optimizer in handed.optimizers.items()}
+        self.changes_seen = 0  # how often `see` has found other members
         self._unreduced: dict[int, str] | None = None  # names of parameters, by `id`; None: not yet looked for
         self.trained_owners = self._owners_that_train()  # modules that some optimizer updates
 
     def trained(self) -> list[torch.Tensor]:
         """Return the parameters that an optimizer updates; an averaged model's are not among them."""
         return [parameter for optimizer in self._handed.optimizers.values() for parameter in parameters_of(optimizer)]
+
+    def updated(self) -> set[int]:
+        """Return the `id` of each parameter that an optimizer had when it was handed over, or wrote for the last time.
+
+        Others have joined a group since.
+        """
+        return {id(one) for groups in self._seen.values() for members in groups for one in members}
 
     def trains(self, key: Key) -> bool:
         """True if a buffer belongs to a module that some optimizer updates, so that forward passes may change it."""
@@ -67,6 +75,7 @@ class OptimizerMembers:
             )
         refuse_foreign_parameters(self._handed, optimizer)
         self._seen[optimizer] = members_of_groups(self._handed.optimizers[optimizer])
+        self.changes_seen += 1
         self.trained_owners = self._owners_that_train()
 
     def _refuse_unreduced(self, optimizer: str) -> None:

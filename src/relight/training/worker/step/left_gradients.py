@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from relight.training.state.modules.slots import Key
 from relight.training.state.optimizers.gradients import Gradients, have_gradients
 from relight.training.state.optimizers.parameter_groups import parameters_of
 from relight.training.torch_private.script_modes import sees_calls, unseen
@@ -79,6 +80,7 @@ class LeftGradients:
             if name not in self._stepped and name not in self._waiting and have_gradients(parameters_of(optimizer)):
                 self._waiting[name] = self._generation()
         self._at_start = dict(self._waiting)
+        self._gradients.commit()
         if self._gradients.lost and self._reader:
             self._doubt_lost([*self._gradients.lost.values()], f", before {self._reader} could read them")
 
@@ -87,10 +89,10 @@ class LeftGradients:
         """The line of the script that may read gradients of all parameters; empty: there is none."""
         return self._mentioned(_READS)
 
-    def _doubt_lost(self, names: list[str], at: str = "") -> None:
+    def _doubt_lost(self, keys: list[Key], at: str = "") -> None:
         """Tell, once after a recovery, that gradients of these parameters were lost, and are used."""
-        if names:
-            self._doubt(_LOST.format(names=listed(names), at=at))
+        if keys:
+            self._doubt(_LOST.format(names=listed([name for _, name in keys]), at=at))
             self._gradients.lost.clear()
 
     @unseen
