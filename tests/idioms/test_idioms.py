@@ -88,6 +88,13 @@ def test_modes_of_the_script_count_as_without_a_failure(name: str, faults: tuple
     assert killed_in_phases(name, faults).digests == reference.digests
 
 
+@pytest.mark.parametrize("faults", [("kill rank 0 in BACKWARD of step 0",), ("kill rank 0 in BACKWARD of step 2",)])
+def test_objects_that_no_step_has_used_yet_are_those_of_the_rank(faults: tuple[str, ...]) -> None:
+    ending = killed_in_phases("corpora_by_name", faults)
+    verdict, words = judge(ending, undisturbed("corpora_by_name").digests)
+    assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words
+
+
 @pytest.mark.all
 @pytest.mark.parametrize("name", names())
 def test_a_shape_survives_kills_in_each_phase_and_at_random_times(name: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.trees.reader import Reader
@@ -93,6 +94,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "defaultdict": (lambda: defaultdict(list, a=[1]), lambda v: v["b"].append(2)),
     "ordered dict": (lambda: OrderedDict(a=1, b=2), lambda v: v.move_to_end("a")),
     "tensor": (lambda: torch.arange(4.0), lambda v: v.add_(1)),
+    "dataset of torch's": (lambda: [TensorDataset(torch.ones(2))], lambda v: v.append(TensorDataset(torch.ones(3)))),
     "tensor of a class": (_latents, lambda v: v.normal_()),
     "attribute of such a tensor": (_latents, lambda v: v.bounds.append(2)),
     "array of objects": (_objects, lambda v: v[0].append(3)),

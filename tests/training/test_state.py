@@ -336,6 +336,14 @@ def test_a_group_of_a_module_that_was_not_handed_over_is_refused() -> None:
         state.members.see("optimizer")
 
 
+def test_a_parameter_that_a_step_makes_anew_is_refused_by_its_name() -> None:
+    net, optimizer, state = make(1)
+    net.norm.bias = nn.Parameter(torch.zeros(9))
+    optimizer.param_groups[0]["params"][-1] = net.norm.bias
+    with pytest.raises(UsageError, match=r"a step has made the parameter norm\.bias of model anew"):
+        state.members.see("optimizer")
+
+
 def test_an_object_without_state_dict_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"relight\.Training\(thing=\.\.\.\) got a object"):
         make(1, thing=object())

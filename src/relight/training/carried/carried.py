@@ -186,7 +186,7 @@ class Carried:
     def capture(self, *, early: bool = False, compared: bool = False) -> Any:
         """The values now, as a tree for `encode_tree`; empty: nothing is carried.
 
-        `early`: the block is not over. `compared`: `needs_keeping` has just looked at them, between two steps. Raises
+        `early`: the block is not over. `compared`: they are those between two steps, and were just looked at. Raises
         UsageError for a value that decides what a step computes and cannot be kept.
         """
         if not compared:
@@ -194,7 +194,7 @@ class Carried:
             if self._in_step:
                 self._catalog.notice(between=False, early=early)
             self._catalog.follow_parts()
-        tree = self._keeper.capture(in_step=self._in_step, early=early, compared=compared)
+        tree = self._keeper.capture(in_step=self._in_step and not compared, early=early, compared=compared)
         self._spots.frames.forget()
         return tree
 

@@ -24,13 +24,16 @@ from torch import nn
 
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.kept import Kept
 from relight.training.carried.finding.looks import Places
 from relight.training.carried.finding.places import key_of
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.survey import Survey
+from relight.training.carried.values.trees.writer import write_down
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.kinds import PLAIN, kind_of
 from relight.training.torch_private.tensors import is_plain_memory
+from relight.transfer.io.codec import encode_tree
 from relight.transfer.io.constants import name_of_callable, write_constant
 from relight.words import listed
 
@@ -61,7 +64,7 @@ _OF_START = (
     "later. Do not let it depend on what changes while the job runs (files, clocks)"
 )
 _DATA_ROOT: Place = (("data", "", "data"),)
-_DATA = frozenset({"tensor", "array", "list", "tuple", "dict", "deque"})
+_DATA = frozenset({"tensor", "array", "list", "tuple", "dict", "deque", "set"})
 
 
 class _Found(NamedTuple):
@@ -110,8 +113,12 @@ class RankValues:
     # --- on every rank, once ----------------------------------------------------------------------------------------
     def look(self) -> Look:
         """Return this rank's values as they are now."""
+        return self._look(lambda _: True)
+
+    def _look(self, is_had: Callable[[Kept], bool]) -> Look:
+        """Return values as they are now, but those that are carried and that the process has, as `is_had` says."""
         slots: Look = {}
-        for place, value in self._values():
+        for place, value in self._values(is_had):
             if (digest := _digest(value)) is not None:
                 key = key_of(place)
                 number = xxhash.xxh3_64_intdigest(key.encode()) % SLOTS
@@ -119,8 +126,11 @@ class RankValues:
                 slots.setdefault(number, []).append(_Found(place, value, whole))
         return slots
 
-    def learn(self, own: Look, ranks: int, slots: Sequence[int], table: Sequence[int]) -> None:
-        """Keep the table of all ranks, and the values in which they do not differ. Carry small ones that do."""
+    def learn(self, own: Look, ranks: int, slots: Sequence[int], table: Sequence[int]) -> bool:
+        """Keep the table of all ranks, and the values in which they do not differ. Carry small ones that do.
+
+        Returns whether there are such ones, which were not kept with the version that is now.
+        """
         self._ranks, self._slots, self._table = ranks, list(slots), list(table)
         for number, found in own.items():
             # A text may be a path or a date of the process's own.
@@ -129,11 +139,14 @@ class RankValues:
                 if len(self._texts) < _MOST_TEXTS and (text := _text_of(value)):
                     self._texts[str(number)] = text
         left = _MOST_CARRIED
+        has_kept = False
         for one in (one for number in slots for one in own.get(number, [])):
-            size = plain_bytes(one.value, left) if _is_carried(one.value) else None
+            size = _size_of(one.value, left) if _is_carried(one.value) else None
             if size is not None and (kept := self._catalog.keep(one.place, seen=True)) is not None:
                 kept.mark = self._catalog.mark_of(one.value, kept)  # the step under way began with it
                 left -= size
+                has_kept = True
+        return has_kept
 
     def describe(self) -> dict[str, Any]:
         """Return what a replacement needs to know."""
@@ -165,7 +178,8 @@ class RankValues:
         assert self._pending is not None
         built_as, rank = self._pending
         self._pending = None
-        own = self.look()
+        # What a rehearsal was first to see change is carried here, and the rank did not know: nothing was put in.
+        own = self._look(lambda one: one.is_put_in)
         of_rank, of_start = [], []
         for place, number in enumerate(self._slots if built_as != rank else ()):
             found = own.get(number, [])
@@ -206,15 +220,16 @@ class RankValues:
         return self._table[start : start + WIDTH]
 
     # --- what there is ----------------------------------------------------------------------------------------------
-    def _values(self) -> Iterator[tuple[Place, Any]]:
+    def _values(self, is_had: Callable[[Kept], bool]) -> Iterator[tuple[Place, Any]]:
         catalog = self._catalog
         spots = catalog.loop.spots
         spots.frames.forget()
         survey = Survey(spots, catalog.is_foreign, Places(), enters_data=True, rebound=catalog.comparison.rebound)
         survey.look(_DATA_ROOT, spots.data)  # a function, with what it encloses
         for place in survey.found:
-            is_kept = any(key_of(place[:length]) in catalog.kept for length in range(1, len(place) + 1))
-            if is_kept or place in catalog.dead or (spot := spots.find(place)) is None:
+            holders = (catalog.kept.get(key_of(place[:length])) for length in range(1, len(place) + 1))
+            is_carried = any(one is not None and is_had(one) for one in holders)
+            if is_carried or place in catalog.dead or (spot := spots.find(place)) is None:
                 continue
             value, (kind, owner, path) = spot.get(), place[0]
             is_state = kind == "inner" and len(place) > 1 and self.is_state(owner, path, place[1][1])
@@ -294,12 +309,19 @@ def _refill(value: Any, text: str) -> bool:
 def _is_carried(value: Any) -> bool:
     """Return whether a value that differs between ranks is written down with each step's private state."""
     kind = kind_of(value)
-    return kind in ("tensor", "array", "number") or (kind in _DATA and len(value) <= _FEW)
+    return kind in ("tensor", "array", "number", "generator") or (kind in _DATA and len(value) <= _FEW)
+
+
+def _size_of(value: Any, most: int) -> int | None:
+    """Return about how many bytes a value takes; None if it cannot be written down, or takes more than `most`."""
+    if kind_of(value) == "generator":
+        return size if (size := len(_written(value))) <= most else None
+    return plain_bytes(value, most)
 
 
 def _matters(value: Any) -> bool:
     """Return whether a difference in a value may change what steps compute."""
-    return kind_of(value) in (*_DATA, "number") or isinstance(value, (bool, int, float, str, range))
+    return kind_of(value) in (*_DATA, "number", "generator") or isinstance(value, (bool, int, float, str, range))
 
 
 def _together(found: Sequence[_Found]) -> int:
@@ -347,8 +369,16 @@ def _digest(value: Any, depth: int = 0) -> str | None:
         flat = value.detach().reshape(-1)
         edges = torch.cat([flat[:_EDGE], flat[-_EDGE:]]).cpu().contiguous().view(torch.uint8)
         return f"{value.dtype} {tuple(value.shape)} {xxhash.xxh3_64_hexdigest(edges.numpy().tobytes())}"
+    if kind == "generator":
+        return f"{type(value).__name__} {xxhash.xxh3_64_hexdigest(_written(value))}"
     if kind not in _DATA or depth > _DEEPEST or len(value) > _LONGEST:
         return None
     items = [part for pair in value.items() for part in pair] if kind == "dict" else list(value)
     parts = [_digest(item, depth + 1) for item in items]
-    return None if None in parts else f"{kind} {parts}"
+    if None in parts:
+        return None
+    return f"{kind} {sorted(parts, key=str) if kind == 'set' else parts}"
+
+
+def _written(generator: Any) -> bytes:
+    return encode_tree({"state": write_down(generator)}, "generator")

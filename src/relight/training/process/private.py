@@ -58,6 +58,10 @@ class PrivateState:
             payload = encode_tree(tree, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
+    def may_keep_again(self) -> bool:
+        """Return whether in the block of a step what the script carries is as it was when the step was asked for."""
+        return not self._carried.computes_above
+
     def note_moves(self, version: int) -> bool:
         """Return whether what the script carries has changed since it was kept as that of `version`, which is now."""
         needs_keeping = self._carried.needs_keeping

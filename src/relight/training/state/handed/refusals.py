@@ -36,13 +36,28 @@ def refuse_foreign_parameters(handed: Handed, name: str) -> None:
     """Refuse an optimizer that updates parameters of a module which was not handed over."""
     owned = {id(p) for p in handed.parameters}
     for index, group in enumerate(handed.optimizers[name].param_groups):
-        if any(id(p) not in owned for p in group["params"]):
+        foreign = {id(p) for p in group["params"]} - owned
+        if foreign:
+            _refuse_new_parameters(handed, foreign)
             raise UsageError(
                 f"parameter group {index} of {name} holds parameters of a module that was not handed over: "
                 "relight.Training(model={...}) must name every module that trains, also one that joins later. "
                 "Parameters of no module go into an nn.ParameterList: pass it as a model, and make the optimizer from "
                 "it; or make them tensors with requires_grad=True, which need no module"
             )
+
+
+def _refuse_new_parameters(handed: Handed, foreign: set[int]) -> None:
+    """Refuse parameters that a step has put into a module in the place of those that were handed over with it."""
+    for module_name, module in handed.modules.items():
+        for name, parameter in module.named_parameters():
+            if id(parameter) in foreign:
+                raise UsageError(
+                    f"a step has made the parameter {name} of {module_name} anew, and given it to an optimizer: a "
+                    f"replacement has that of the script's start, of another size perhaps. Change the one that is "
+                    f"there (`{name}.data.copy_(...)`); if its size changes, give it room for the largest before the "
+                    "loop, and keep a mask of the rows in use in a buffer"
+                )
 
 
 def refuse_averages_of_zero(handed: Handed, zero: ZeroOptimizers) -> None:

@@ -44,7 +44,8 @@ _FIXED = (
     type(RLock()),
 )
 _LIKE_CONTAINERS = frozenset({ChainMap, UserDict, UserList})  # whose contents lie in an attribute
-_LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.")  # classes of libraries
+# Classes of libraries that are made of their attributes
+_LIKE_OWN = ("argparse", "torch.distributed.algorithms.model_averaging.", "torch.utils.data.dataset")
 _LOOKED_INTO = 4  # containers, one inside another
 _MOST = 512  # items of one
 _NOTHING = object()

@@ -183,7 +183,8 @@ class Barrier:
     def compare_rank_values(self) -> None:
         """At the start of the job's first step: let every rank know what the others made from their ranks.
 
-        Returns without that if a failure prevents it: the step is about to be interrupted.
+        What is carried for that becomes part of the private state with which the step began. Returns without that if a
+        failure prevents it: the step is about to be interrupted.
         """
         runtime, values = self._runtime, self._rank_values
         rank, world_size = runtime.rank, runtime.world_size
@@ -197,7 +198,8 @@ class Barrier:
         slots = differing_slots(row, sums, world_size)
         table = self._add_up(runtime, entries_of(own, slots, rank, world_size)) if slots else []
         if table is not None:
-            values.learn(own, world_size, slots, table)
+            if values.learn(own, world_size, slots, table) and self._private.may_keep_again():
+                self._private.keep(self._worker.version, between=True)
             self._state.rank_values = values.describe()
 
     def count_leaving(self, *, leaves: bool, knows: bool) -> tuple[int, int] | None:
