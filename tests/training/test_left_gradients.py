@@ -34,8 +34,9 @@ class Job:
         self.fast.param_groups[0]["params"].append(self.net.bias)
 
     def step(self, *names: str, zero: bool = False, fails: bool = False, joins: bool = False) -> None:
-        self.gradients.see(0)
+        self.gradients.see()
         self.left.begin_attempt()
+        trains = self.net.bias.requires_grad
         if joins:
             self.net.bias.requires_grad_(True)
             self.join()
@@ -50,6 +51,7 @@ class Job:
             if joins:
                 self.fast.zero_grad()
                 self.fast.param_groups[0]["params"].clear()
+                self.net.bias.requires_grad_(trains)
             self.gradients.clear()
         else:
             self.left.end_step()
@@ -161,12 +163,12 @@ def test_a_step_that_is_repeated_for_a_comparison_finds_gradients_as_they_were(j
     job.step("fast")
     assert job.net.weight.grad is not None
     left = job.net.weight.grad.clone()
-    job.gradients.see(0, keep=True)
+    job.gradients.see(keep=True)
     for _ in range(2):
         job.net(torch.ones(1, 2)).sum().backward()
         job.gradients.put_back()
         assert torch.equal(torch.as_tensor(job.net.weight.grad), left)
-        job.gradients.see(0, keep=True)
+        job.gradients.see(keep=True)
     job.gradients.clear()
     assert not job.gradients.are_waiting()
 

@@ -54,7 +54,7 @@ def make(seed: int, steps: int = 0, **objects: Any) -> tuple[Net, torch.optim.Op
     state = TrackedState({"model": net}, {"optimizer": optimizer}, dict(objects), {})
     transaction = transaction_of(state)
     for _ in range(steps):
-        state.gradients.see(0)
+        state.gradients.see()
         transaction.begin()
         net(torch.randn(3, 4)).sum().backward()
         transaction.prepare(early=True)
@@ -196,7 +196,7 @@ def test_rollback_puts_back_buffers_objects_and_gradients() -> None:
     before = [b.clone() for b in net.buffers()]
     parameters = [p.detach().clone() for p in net.parameters()]
     transaction = transaction_of(state)
-    state.gradients.see(0)
+    state.gradients.see()
     transaction.begin()
     net(torch.randn(3, 4)).sum().backward()
     counter.count = 5
@@ -219,7 +219,7 @@ def test_gradients_that_were_zeros_become_zeros_again() -> None:
     net, _, state = make(1)
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    state.gradients.see(0)
+    state.gradients.see()
     net(torch.randn(3, 4)).sum().backward()
     state.gradients.clear()
     assert all(p.grad is not None and not p.grad.any() for p in net.parameters())
@@ -417,12 +417,12 @@ def test_an_optimizer_that_differs_between_ranks_is_known_with_the_gradients_of_
     assert state.identities.name_of(inner) is None  # its state is no replica's
     assert state.name_of_writer(outer) == "outer"
     assert state.name_of_writer(torch.optim.SGD(net.parameters(), lr=0.1)) is None
-    state.gradients.see(0)
+    state.gradients.see()
     local(torch.ones(1, 2)).sum().backward()
     state.gradients.clear()
     assert local.weight.grad is None
     local(torch.ones(1, 2)).sum().backward()
-    state.gradients.see(0)
+    state.gradients.see()
     local(torch.ones(1, 2)).sum().backward()
     state.gradients.clear()
     assert local.weight.grad is not None

@@ -126,7 +126,7 @@ class Transaction:
     def begin(self, *, keeps_gradients: bool = False) -> None:
         """Copy what is known to change before the barrier, and all gradients if `keeps_gradients`."""
         changes, learnt = self._changes, self.learner.learnt
-        self._state.gradients.see(changes.access.flags_set, keep=keeps_gradients)
+        self._state.gradients.see(keep=keeps_gradients)
         self._writes, self._is_early, self.has_new_writer = [], False, False
         changes.access.clear()
         self._images.begin(learning=self._plan.learning, writes_come_last=learnt is not None and not learnt.before)

@@ -43,31 +43,25 @@ class Gradients:
         self._notes_each = False
         self._had: list[int] = []  # by parameter, as the step began
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and what they had
-        self._outside: list[torch.Tensor] = []  # parameters that no optimizer has updated, and that may have gradients
-        self._seen_flags = -1  # how often flags had been set, at the last look at all of them
         self._updated = members.updated()  # by steps that count
-        self._seen_members = members.changes_seen
-        self._waiting: list[torch.Tensor] = []  # of these, those that had one as the step began
-        self.lost: dict[int, Key] = {}  # of these, those whose gradients a recovery threw away, by their ids
+        self.lost: dict[int, Key] = {}  # other parameters, whose gradients a recovery threw away, by their ids
 
-    def see(self, flags_set: int, *, keep: bool = False) -> None:
-        """Note, as a step begins, whether they are None or zeros, and which will be missed.
-
-        Args:
-            flags_set: how often `requires_grad` of any parameter was set.
-            keep: keep all for `put_back`.
-        """
+    def see(self, *, keep: bool = False) -> None:
+        """Note, as a step begins, whether they are None or zeros. `keep`: keep all for `put_back`."""
         first = next(iter(self._parameters), None)
         self.to_none = first is None or first.grad is None
         self._own_to_none = not self._own or self._own[0].grad is None
         if self._notes_each:
             self._had = gradients_of(self._parameters)
-        if self._seen_flags != flags_set:
-            self._outside, self._seen_flags = [one for one in self._others() if _has_or_may_get_one(one)], flags_set
-        self._waiting = [one for one in self._outside if one.grad is not None]
         if keep or self._kept:
             both = (*self._parameters, *self._own) if keep else ()
-            self._kept = [(one, one.grad.detach().clone()) for one in both if one.grad is not None]
+            self._kept = [(one, one.grad.detach().clone()) for one in both if one.is_leaf and one.grad is not None]
+
+    def commit(self) -> None:
+        """The step counts: optimizers have updated the parameters that they now have."""
+        if self._members.joined:
+            self._updated = self._members.updated()
+            self._members.joined.clear()
 
     def note_each(self) -> None:
         """From the next step on: a mode of the script sees for how many parameters `zero_grad` finds a gradient."""
@@ -77,12 +71,6 @@ class Gradients:
         """Return whether some are waiting for an optimizer step."""
         return have_gradients(self._parameters)
 
-    def commit(self) -> None:
-        """The step counts: optimizers have updated the parameters that they now have."""
-        if self._seen_members != self._members.changes_seen:
-            self._updated, self._seen_members = self._members.updated(), self._members.changes_seen
-            self._seen_flags = -1
-
     def put_back(self) -> None:
         """Make them what `see` has kept."""
         self._make_zero()
@@ -91,23 +79,29 @@ class Gradients:
         self._kept = []
 
     def clear(self) -> None:
-        """Make all what they were when the step under way began, None or zeros: a replacement has no others."""
-        self.lost |= self._named(self._waiting)
+        """Make all what they were when the step under way began, None or zeros: a replacement has no others.
+
+        Flags are those of the step's beginning: a parameter that was frozen had no gradient, before it joined a group.
+        """
+        joined = self._members.joined
+        self.lost |= self._named(
+            one for one in self._others() if (one.requires_grad if id(one) in joined else have_gradients([one]))
+        )
         self._make_zero()
-        self._waiting, self._kept = [], []
+        self._kept = []
 
     def missing(self) -> list[Key]:
         """Return the parameters that no optimizer has updated, and whose gradients a copy of the state lacks."""
         return sorted((self.lost | self._named(one for one in self._others() if have_gradients([one]))).values())
 
     def adopt_missing(self, missing: Iterable[Iterable[str]]) -> None:
-        """Take on what `missing` returned where the state was copied from."""
+        """Take on what `missing` returned where the state was copied from; gradients of a rehearsal are not missed."""
         found = (self._slots.parameters.get((owner, name)) for owner, name in missing)
-        self.lost |= self._named(one for one in found if one is not None)
+        self.lost = self._named(one for one in found if one is not None)
         self.commit()
 
     def _others(self) -> Iterator[torch.Tensor]:
-        return (parameter for parameter in self._parameters if id(parameter) not in self._updated)
+        return (one for one in self._parameters if id(one) not in self._updated and one.is_leaf)
 
     def _named(self, parameters: Iterable[torch.Tensor]) -> dict[int, Key]:
         return {id(one): self._slots.by_id[id(one)] for one in parameters if id(one) in self._slots.by_id}
@@ -126,10 +120,6 @@ class Gradients:
         for parameter in self._own:
             if parameter.grad is not None:
                 parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
-
-
-def _has_or_may_get_one(parameter: torch.Tensor) -> bool:
-    return parameter.requires_grad or parameter.grad is not None
 
 
 def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:

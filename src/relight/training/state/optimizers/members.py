@@ -31,7 +31,7 @@ class OptimizerMembers:
         self._slots = slots
         self._built_with = {name: self._names_of(name) for name in handed.optimizers}
         self._seen = {name: members_of_groups(optimizer) for name, optimizer in handed.optimizers.items()}
-        self.changes_seen = 0  # how often `see` has found other members
+        self.joined: set[int] = set()  # by `id`, members of optimizers whose groups the step under way has changed
         self._unreduced: dict[int, str] | None = None  # names of parameters, by `id`; None: not yet looked for
         self.trained_owners = self._owners_that_train()  # modules that some optimizer updates
 
@@ -74,8 +74,8 @@ class OptimizerMembers:
                 "those that are to wait (requires_grad_(False))"
             )
         refuse_foreign_parameters(self._handed, optimizer)
+        self.joined |= {id(one) for members in (*seen, *(group["params"] for group in groups)) for one in members}
         self._seen[optimizer] = members_of_groups(self._handed.optimizers[optimizer])
-        self.changes_seen += 1
         self.trained_owners = self._owners_that_train()
 
     def _refuse_unreduced(self, optimizer: str) -> None:
