@@ -16,6 +16,9 @@ DATA: Any = vars(torch._C.TensorBase)["data"]
 REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad"]
 SET_REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad_"]
 
+# Copy tensors into others of the same shapes, in one call: `copy_all(into, tensors)`.
+copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], object] = torch._foreach_copy_
+
 _STAY = {"requires_grad_", "detach_", "share_memory_", "__index__", "__init__", "__int__", "__invert__", "__iter__"}
 _ENDS = re.compile(r"[^_].*[^_]_|__i[a-z]+__|__setitem__")
 # Methods of a tensor that write into it, by name.

@@ -4,8 +4,9 @@ A copy is taken once a step, before the first change. Memory for tensors that ar
 """
 
 import copy
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, filterfalse, islice, repeat
 from typing import Any
 
 import torch
@@ -17,11 +18,14 @@ from relight.training.state.value_images import Copies, Restorer, copied
 from relight.training.state.values.bits import same_bits
 from relight.training.state.values.kinds import PLAIN
 from relight.training.torch_private.distributed.zero import state_of
-from relight.training.torch_private.tensors import version_of
+from relight.training.torch_private.tensors import copy_all, version_of
 from relight.training.transaction.data_access import DataAccess
 from relight.transfer.io.codec import local_part
 
 _MOST_MARKED = 64  # parameters of an optimizer whose state is looked at in every step
+_DICTS = frozenset({dict})
+_OF_TORCH = frozenset({torch.Tensor, torch.nn.Parameter})
+_form = operator.attrgetter("shape", "dtype")
 
 
 class TensorImages:
@@ -46,16 +50,17 @@ class TensorImages:
 
     def take(self, keys: Iterable[Key]) -> None:
         """Copy these tensors, unless that was done in this step."""
-        missing = [key for key in keys if key not in self._taken]
+        missing = list(filterfalse(self._taken.__contains__, dict.fromkeys(keys)))
         if not missing:
             return
+        live: list[Any] = list(map(self._slots.get, missing))
+        kept: list[Any] = list(map(self._kept.pop, missing, repeat(None)))
         with torch.no_grad():
-            for key in dict.fromkeys(missing):
-                live, kept = local_part(self._slots.get(key)), self._kept.pop(key, None)
-                if kept is not None and kept.shape == live.shape and kept.dtype == live.dtype:
-                    self._taken[key] = kept.copy_(live)
-                else:
-                    self._taken[key] = live.clone()
+            if _are_alike(live, kept):
+                copy_all(kept, live)  # in one call, as in most steps
+            else:
+                kept = list(map(_copied, map(local_part, live), kept))
+        self._taken.update(zip(missing, kept, strict=True))
 
     def changed(self, keys: Iterable[Key]) -> list[Key]:
         """Return the copied tensors whose bits differ from their copies."""
@@ -81,6 +86,47 @@ class TensorImages:
         self._taken = {}
 
 
+def _are_alike(live: list[Any], kept: list[Any]) -> bool:
+    """Return whether there is memory of the same form for each of these tensors, and all are of torch's own class."""
+    is_usual = _OF_TORCH.issuperset(map(type, live)) and all(map(operator.is_not, kept, repeat(None)))
+    return is_usual and list(map(_form, live)) == list(map(_form, kept))
+
+
+def _copied(live: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    """Copy a tensor into the memory of an earlier copy, if that has its form."""
+    return live.clone() if kept is None or _form(kept) != _form(live) else kept.copy_(live)
+
+
+class WrittenState:
+    """Tensors in the state of some parameters of an optimizer, and how often each was written as a step began."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._values: list[Any] = []
+        self._tensors: list[torch.Tensor] = []  # among the values: another list once values are others
+        self._before: tuple[Any, ...] = ()
+
+    def begin(self) -> None:
+        self._before = self._now()
+
+    @property
+    def has_changed(self) -> bool:
+        """True if a tensor was written, or stands in another's place, since the step began."""
+        count, tensors, versions = self._now()
+        return count != self._before[0] or tensors is not self._before[1] or versions != self._before[2]
+
+    def _now(self) -> tuple[int, list[torch.Tensor], list[int]]:
+        kept = state_of(self._optimizer)
+        dicts = list(islice(kept.values(), 0, None, len(kept) // _MOST_MARKED + 1))
+        if not _DICTS.issuperset(map(type, dicts)):  # optimizers may keep other values beside these
+            dicts = [one for one in dicts if isinstance(one, dict)]
+        values = list(chain.from_iterable(map(dict.values, dicts)))
+        if not (len(values) == len(self._values) and all(map(operator.is_, values, self._values))):
+            self._values = values
+            self._tensors = [one for one in values if isinstance(one, torch.Tensor) and not one.is_inference()]
+        return len(kept), self._tensors, list(map(version_of, self._tensors))
+
+
 class OptimizerImages:
     """Hyperparameters of all optimizers at the start of a step, and the state of those that write, before they do."""
 
@@ -93,11 +139,12 @@ class OptimizerImages:
         ]
         self._groups: dict[str, list[tuple[dict[str, Any], dict[str, Any], list[Any]]]] = {}
         self._states: dict[str, dict[Any, Any]] = {}
-        self._marks: dict[str, list[tuple[int, int]]] = {}  # of some tensors of the state, as the step began
+        self._written = {name: WrittenState(optimizer) for name, optimizer in optimizers.items()}
 
     def begin(self) -> None:
         self._states = {}
-        self._marks = {name: self._some_of(name) for name in self._optimizers}
+        for written in self._written.values():
+            written.begin()
         for name, optimizer in self._optimizers.items():
             self._groups[name] = [
                 (group, _hyperparameters(group), [*group["params"]]) for group in optimizer.param_groups
@@ -114,16 +161,7 @@ class OptimizerImages:
 
     def changed(self) -> list[Key]:
         """Name the optimizers whose state the step has changed in front of their writes, so that there is no copy."""
-        names = [name for name, marks in self._marks.items() if name not in self._states]
-        return [(name, "state") for name in names if self._some_of(name) != self._marks[name]]
-
-    def _some_of(self, name: str) -> list[tuple[int, int]]:
-        """Return which tensors the state of some parameters has, and how often each was written."""
-        kept = state_of(self._optimizers[name])
-        some = islice(kept.values(), 0, None, len(kept) // _MOST_MARKED + 1)
-        dicts = (values for values in some if isinstance(values, dict))  # optimizers may keep other values beside these
-        tensors = [one for values in dicts for one in values.values() if isinstance(one, torch.Tensor)]
-        return [(len(kept), 0), *((id(one), version_of(one)) for one in tensors if not one.is_inference())]
+        return [(name, "state") for name, one in self._written.items() if name not in self._states and one.has_changed]
 
     def take_all(self) -> None:
         for name in self._optimizers:

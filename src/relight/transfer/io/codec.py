@@ -8,6 +8,7 @@ travel beside the tree.
 
 import ast
 import ctypes
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -76,6 +77,8 @@ class Flat:
             return [one if type(one) in _AS_IS else self._flatten(one, f"{path}[{i}]") for i, one in enumerate(tree)]
         if kind is Node:
             return tree.flat
+        if kind is torch.Tensor:
+            return self._tensor(tree, path)
         if kind is int and -(2**63) <= tree < 2**64:
             return tree
         if kind not in _USUAL and (typed := write_typed(tree, path, self._flatten)) is not None:
@@ -87,15 +90,7 @@ class Flat:
         if isinstance(tree, int):
             return int(tree) if -(2**63) <= tree < 2**64 else {_TAG: "int", "v": str(int(tree))}
         if isinstance(tree, torch.Tensor):
-            # A tensor met twice (tied parameters) is carried twice: that costs bytes, never correctness.
-            self.paths.append(path)
-            self.leaves.append(tree)
-            part = local_part(tree)
-            self.tensors.append(part)
-            places = {"l": strides_of(part), "p": None if part.device.type == "cpu" else part.device.type}
-            places = {key: place for key, place in places.items() if place is not None}
-            self._has_places = self._has_places or bool(places)
-            return {_TAG: "tensor", "v": len(self.tensors) - 1, **places}
+            return self._tensor(tree, path)
         if isinstance(tree, (list, tuple)):
             members = [v if type(v) in _AS_IS else self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
             return members if isinstance(tree, list) else {_TAG: "tuple", "v": members}
@@ -113,6 +108,19 @@ class Flat:
             "numbers, strings, bytes, None, dates, members of enums, objects of data classes, and lists, tuples, sets, "
             "dicts and deques of these, so that it can be copied to a replacement without pickle"
         )
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+        """A placeholder. A tensor met twice (tied parameters) is carried twice: that costs bytes, never correctness."""
+        part = tensor.detach() if type(tensor) is torch.Tensor else local_part(tensor)
+        node: dict[str, Any] = {_TAG: "tensor", "v": len(self.tensors)}
+        self.paths.append(path)
+        self.leaves.append(tensor)
+        self.tensors.append(part)
+        if (strides := strides_of(part)) is not None:
+            node["l"], self._has_places = strides, True
+        if not part.is_cpu:
+            node["p"], self._has_places = part.device.type, True
+        return node
 
     def _items(self, tree: dict[Any, Any], path: str) -> list[list[Any]]:
         start = f"{path}." if path else ""
@@ -199,7 +207,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+    return TensorSpec(_name_of(tensor.dtype), tuple(tensor.shape))
+
+
+@functools.cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def empty_like(spec: TensorSpec) -> torch.Tensor:
@@ -222,7 +235,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether its values are bytes side by side in host memory, to be read and written where they lie."""
-    return tensor.device.type == "cpu" and is_side_by_side(tensor)
+    return tensor.is_cpu and is_side_by_side(tensor)
 
 
 def is_side_by_side(tensor: torch.Tensor) -> bool:
@@ -261,8 +274,9 @@ def digest_of(flat: Flat, digests: Sequence[int] | Sequence[list[int]]) -> str:
 def encode_tree(tree: Any, path: str) -> bytes:
     """A whole tree as one byte string: for the small rank-private state."""
     flat = Flat(tree, path)
-    hosts = [host_copy(t) for t in flat.tensors]
-    return _encode((flat.tree, [spec_of(t) for t in hosts], [bytes(raw_bytes(t)) for t in hosts]))
+    hosts = [tensor if is_plain(tensor) else host_copy(tensor) for tensor in flat.tensors]
+    contents = [ctypes.string_at(host.data_ptr(), host.nbytes) if host.nbytes else b"" for host in hosts]
+    return _encode((flat.tree, list(map(spec_of, hosts)), contents))
 
 
 def flatten(tree: Any, path: str) -> Node:

@@ -17,6 +17,7 @@ from relight.training.carried.finding.wholes import Wholes
 from relight.training.carried.values.parts import is_part
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import Mark, changed, remember
+from relight.training.torch_private.modules import OWN_ATTRIBUTES
 
 _MOST = 512  # values: each takes a tenth of a microsecond, containers more
 _FEW = 32  # items of a container
@@ -50,7 +51,8 @@ class Watch:
         """Watch the small values of objects, classes, modules and closures in a survey, except where `covered`."""
         self.forget()
         self._attributes_at, self._owners = survey.attributes, {}
-        found = (*self._attributes(survey), *self._names(survey))
+        # Layers may be many: what is the script's own comes first.
+        found = sorted((*self._attributes(survey), *self._names(survey)), key=lambda one: _is_of_part(one[0]))
         small = ((place, spot) for place, spot in found if _is_small(spot.get()) and not is_covered(place))
         self._watched = sorted(itertools.islice(small, _MOST), key=lambda one: _is_setting(one[0]))
         self._settings = sum(_is_setting(place) for place, _ in self._watched)
@@ -63,7 +65,8 @@ class Watch:
             has_attributes = self._spots.looks_into(thing) or isinstance(thing, enum.Enum)
             if isinstance(thing, type) or (has_attributes and hasattr(thing, "__dict__")):
                 memory, self._owners[owner] = vars(thing), thing
-                yield from (((*owner, ("attribute", name, "")), DictSpot(memory, name)) for name in sorted(names))
+                places = ((*owner, ("attribute", name, "")) for name in sorted(names))
+                yield from ((at, DictSpot(memory, at[-1][1])) for at in places if not _is_kept_with_part(at))
 
     def _names(self, survey: Survey) -> Iterator[tuple[Place, Spot]]:
         for place in survey.found:
@@ -135,6 +138,16 @@ class Watch:
 
 def _is_setting(place: Place) -> bool:
     return place[0][0] == "setting"
+
+
+def _is_of_part(place: Place) -> bool:
+    """Return whether it is an attribute of a module that was handed over."""
+    return place[0][0] == "inner" and len(place) == 2
+
+
+def _is_kept_with_part(place: Place) -> bool:
+    """Return whether it is one that every module has, which is kept with the module."""
+    return _is_of_part(place) and place[1][1] in OWN_ATTRIBUTES
 
 
 def _is_small(value: Any) -> bool:

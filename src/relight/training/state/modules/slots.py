@@ -21,6 +21,7 @@ class Slots:
         self._modules = dict(modules)
         self.parameters: dict[Key, torch.Tensor] = {}
         self._tables: dict[Key, tuple[dict[str, Any], str]] = {}
+        self._of_table: dict[int, list[Key]] = {}  # by `id`
         self.tensors: list[torch.Tensor] = []  # in the order of `keys`
         self.keys: list[Key] = []
         self.index: dict[Key, int] = {}  # the place of each key
@@ -32,13 +33,15 @@ class Slots:
 
     def refresh(self) -> None:
         """Look where the buffers are now."""
-        self._tables = {}
+        self._tables, self._of_table = {}, {}
         for owner, module in self._modules.items():
             for path, child in module.named_modules():
                 table = buffers_in(child)
                 for leaf, buffer in table.items():
                     if buffer is not None:  # also under a second name: a step may give each its own
-                        self._tables[owner, f"{path}.{leaf}" if path else leaf] = (table, leaf)
+                        key = owner, f"{path}.{leaf}" if path else leaf
+                        self._tables[key] = (table, leaf)
+                        self._of_table.setdefault(id(table), []).append(key)
         buffers = {key: table[leaf] for key, (table, leaf) in self._tables.items()}
         together = {**self.parameters, **buffers}
         self.keys, self.tensors = list(together), list(together.values())
@@ -85,15 +88,11 @@ class Slots:
 
     def siblings(self, key: Key) -> list[Key]:
         """All buffers of the module that a buffer belongs to: BatchNorm's kernel counts no versions of its own."""
-        if key not in self._tables:
-            return [key]
-        table = self._tables[key][0]
-        return [other for other, (where, _) in self._tables.items() if where is table]
+        return self._of_table[id(self._tables[key][0])] if key in self._tables else [key]
 
     def of_module(self, module: nn.Module) -> list[Key]:
         """The buffers of a module itself."""
-        own = buffers_in(module)
-        return [key for key, (where, _) in self._tables.items() if where is own] if own else []
+        return self._of_table.get(id(buffers_in(module)), [])
 
     def replace(self, key: Key, value: torch.Tensor) -> None:
         """Put a tensor of another shape, or other strides, where this one was."""

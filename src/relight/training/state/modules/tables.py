@@ -36,7 +36,8 @@ class ModuleTables:
         self._touched: list[Table] = []  # of these, since the last look
         self._live: list[Table] = []  # tables of parameters and submodules
         self._copies: list[Table] = []
-        self._buffers: list[Table] = []  # tables of buffers, the tensors of which steps may exchange
+        self._all_buffers: list[Table] = []  # tables of buffers, the tensors of which steps may exchange
+        self._buffers: list[Table] = []  # those that are not empty
         self._buffer_counts: list[int] = []
         self._buffer_copies: list[Table] = []
 
@@ -75,8 +76,8 @@ class ModuleTables:
         self._touched.clear()
         for live, before in zip(self._live, self._copies, strict=True):
             _put_back(live, before)
-        moved = sum(_put_back(live, before) for live, before in zip(self._buffers, self._buffer_copies, strict=True))
-        return moved > 0
+        copies = {id(live): before for live, before in zip(self._buffers, self._buffer_copies, strict=True)}
+        return sum(_put_back(live, copies.get(id(live), {})) for live in self._all_buffers) > 0
 
     def risk(self) -> str:
         """Return the reason why a recovery cannot vouch for equal bits: a parameter that was not there at first."""
@@ -89,7 +90,7 @@ class ModuleTables:
 
     def _are_same(self) -> bool:
         try:
-            return self._live == self._copies and list(map(len, self._buffers)) == self._buffer_counts
+            return self._live == self._copies and list(map(len, self._all_buffers)) == self._buffer_counts
         except (RuntimeError, ValueError, TypeError):  # tensors have been compared, so one took another's place
             return False
 
@@ -102,8 +103,9 @@ class ModuleTables:
         with_parameters = [module for module in modules if id(module) not in self._divided]
         self._live = [*map(parameters_in, with_parameters), *map(modules_in, modules)]
         self._copies = list(map(dict.copy, self._live))
-        self._buffers = list(map(buffers_in, modules))
-        self._buffer_counts = list(map(len, self._buffers))
+        self._all_buffers = list(map(buffers_in, modules))
+        self._buffers = list(filter(None, self._all_buffers))
+        self._buffer_counts = list(map(len, self._all_buffers))
         self.is_stale = False
 
 
