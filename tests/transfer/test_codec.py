@@ -17,6 +17,7 @@ from relight.transfer.io.codec import (
     PIECE_BYTES,
     Flat,
     TensorSpec,
+    TensorTable,
     decode_tree,
     digest_of,
     empty_like,
@@ -192,3 +193,32 @@ def test_unflatten_uses_the_tensors_it_is_given() -> None:
     assert tree["a"].tolist() == [7, 7]
     assert tree["b"][0].tolist() == [8]
     assert tree["b"][1] == 3
+
+
+def test_a_table_of_tensors_is_written_as_a_dict_of_them_whatever_became_of_them() -> None:
+    table = TensorTable("buffers")
+    mean, count, matrix = torch.ones(3), torch.tensor(2), torch.randn(2, 3)
+
+    def is_written_as_a_dict(tensors: dict[str, torch.Tensor]) -> bool:
+        trees = [{"buffers": one, "more": {"last": torch.zeros(2)}} for one in (tensors, table.look_at(tensors))]
+        paths = [Flat(tree).paths for tree in trees]
+        return encode_tree(trees[0], "") == encode_tree(trees[1], "") and paths[0] == paths[1]
+
+    tensors = {"mean": mean, "count": count, "matrix": matrix}
+    assert is_written_as_a_dict(tensors)
+    mean += 1
+    assert is_written_as_a_dict(tensors)
+    mean.data = torch.full((3,), 7.0)
+    assert is_written_as_a_dict(tensors)
+    matrix.t_()
+    assert is_written_as_a_dict(tensors)
+    count.data = torch.tensor(2.0)
+    assert is_written_as_a_dict(tensors)
+    mean.resize_(0)
+    assert is_written_as_a_dict(tensors)
+    assert is_written_as_a_dict(
+        {"other": mean, "count": count, "matrix": torch.view_as_complex(torch.ones(2, 2)).conj()}
+    )
+    assert is_written_as_a_dict({"count": count, "mean": torch.ones(2).to_sparse().to_dense()})
+    assert is_written_as_a_dict({})
+    assert encode_tree([torch.ones(1), table.look_at(tensors)], "") == encode_tree([torch.ones(1), tensors], "")

@@ -8,7 +8,7 @@ from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
-from relight.transfer.io.codec import encode_tree, flatten
+from relight.transfer.io.codec import TensorTable, encode_tree, flatten
 
 # What `NO_PRIVATE` is the bytes of.
 _BARE = {"buffers": flatten({}, ""), "per_rank": flatten({}, ""), "data": None, "rng": None}
@@ -34,6 +34,7 @@ class PrivateState:
         self._batches = batches
         self._carried = carried
         self._reports = reports
+        self._buffers = TensorTable("buffers")
 
     def keep(self, version: int, *, early: bool = False, between: bool = False) -> None:
         """As it is now, as that of `version`.
@@ -51,6 +52,7 @@ class PrivateState:
                 **self._batches.private(between=between),
                 **self._reports.private(),
             }
+            tree["buffers"] = self._buffers.look_at(tree["buffers"])
             if carried:
                 tree["carried"] = carried
             if not between and (late := self._state.rank_attributes.late):

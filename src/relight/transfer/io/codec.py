@@ -9,6 +9,8 @@ travel beside the tree.
 import ast
 import ctypes
 import functools
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +36,15 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 _USUAL = frozenset({float, int, torch.Tensor, torch.nn.Parameter, list, tuple, dict, set})
 _AS_IS = frozenset({type(None), bool, str, bytes, float})
 _encode = msgspec.msgpack.Encoder().encode
+_OF_TORCH = frozenset({torch.Tensor, torch.nn.Parameter})
+# What decides how a tensor is flattened.
+_FORMS = (
+    operator.attrgetter("shape", "dtype", "is_cpu"),
+    torch.Tensor.stride,
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
+)
+_bytes_of = operator.attrgetter("nbytes")
 _TYPED = frozenset({"constant", "dataclass", "typed"})
 _TAG = "\x00"  # a dict key no user writes; marks what msgpack has no type for
 
@@ -47,6 +58,31 @@ class Node:
         self.flat = flat
 
 
+class TensorTable:
+    """Tensors by their names, such as buffers: flattened anew once they are others, or have other forms."""
+
+    def __init__(self, path: str) -> None:
+        """`path`: where the table stands in its tree."""
+        self._path = path
+        self.tree: dict[str, torch.Tensor] = {}
+        self.live: list[torch.Tensor] = []
+        self._forms: list[Any] = []
+        self.flat: Flat | None = None  # of tensors that can all be read in place
+        self.specs: list[TensorSpec] = []
+
+    def look_at(self, tensors: dict[str, torch.Tensor]) -> "TensorTable":
+        """These are the tensors now."""
+        live = list(tensors.values())
+        is_usual = _OF_TORCH.issuperset(map(type, live))
+        forms = list(itertools.chain.from_iterable(map(one, live) for one in _FORMS)) if is_usual else []
+        if not is_usual or forms != self._forms or [*tensors] != [*self.tree]:
+            are_plain = is_usual and all(map(is_plain, live))
+            self.flat = Flat(dict(tensors), self._path) if are_plain else None
+            self.specs, self._forms = list(map(spec_of, live)), forms
+        self.tree, self.live = tensors, live
+        return self
+
+
 class Flat:
     """A flattened tree: plain values with placeholders, and beside it each tensor with its path."""
 
@@ -56,6 +92,7 @@ class Flat:
         self.leaves: list[torch.Tensor] = []  # as they stood in the tree
         self.tensors: list[torch.Tensor] = []
         self._has_places = False
+        self.table: TensorTable | None = None  # whose tensors come first
         self.tree = self._flatten(tree, path)
 
     @property
@@ -79,6 +116,8 @@ class Flat:
             return tree.flat
         if kind is torch.Tensor:
             return self._tensor(tree, path)
+        if kind is TensorTable:
+            return self._table(tree, path)
         if kind is int and -(2**63) <= tree < 2**64:
             return tree
         if kind not in _USUAL and (typed := write_typed(tree, path, self._flatten)) is not None:
@@ -121,6 +160,14 @@ class Flat:
         if not part.is_cpu:
             node["p"], self._has_places = part.device.type, True
         return node
+
+    def _table(self, table: TensorTable, path: str) -> Any:
+        known = table.flat
+        if known is None or self.tensors:
+            return self._flatten(table.tree, path)
+        self.table, self._has_places = table, known._has_places
+        self.paths, self.leaves, self.tensors = [*known.paths], [*table.live], [*table.live]
+        return known.tree
 
     def _items(self, tree: dict[Any, Any], path: str) -> list[list[Any]]:
         start = f"{path}." if path else ""
@@ -274,9 +321,12 @@ def digest_of(flat: Flat, digests: Sequence[int] | Sequence[list[int]]) -> str:
 def encode_tree(tree: Any, path: str) -> bytes:
     """A whole tree as one byte string: for the small rank-private state."""
     flat = Flat(tree, path)
-    hosts = [tensor if is_plain(tensor) else host_copy(tensor) for tensor in flat.tensors]
-    contents = [ctypes.string_at(host.data_ptr(), host.nbytes) if host.nbytes else b"" for host in hosts]
-    return _encode((flat.tree, list(map(spec_of, hosts)), contents))
+    hosts, specs = ([*flat.table.live], [*flat.table.specs]) if flat.table is not None else ([], [])
+    others = [tensor if is_plain(tensor) else host_copy(tensor) for tensor in flat.tensors[len(hosts) :]]
+    hosts += others
+    specs += map(spec_of, others)
+    contents = list(map(ctypes.string_at, map(torch.Tensor.data_ptr, hosts), map(_bytes_of, hosts)))
+    return _encode((flat.tree, specs, contents))
 
 
 def flatten(tree: Any, path: str) -> Node:
