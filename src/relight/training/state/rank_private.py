@@ -33,12 +33,15 @@ class RankPrivate:
         self._attributes, self._rank_attributes = attributes, rank_attributes
         self._averages = averages
         self.buffers: set[Key] = set()  # known to change in forward
+        self._paths: dict[Key, str] = {}  # of these, in order, as they were written down last
         self.with_own_numbers: set[str] = set()  # optimizers that keep numbers which differ between ranks
 
     def tree(self) -> dict[str, Any]:
         """Return it as a tree, for `adopt` on the rank's replacement."""
+        if self._paths.keys() != self.buffers:
+            self._paths = {(owner, name): f"{owner}/{name}" for owner, name in sorted(self.buffers)}
         tree = {
-            "buffers": {f"{owner}/{name}": self._slots.get((owner, name)) for owner, name in sorted(self.buffers)},
+            "buffers": dict(zip(self._paths.values(), map(self._slots.get, self._paths), strict=True)),
             "per_rank": objects.trees_of(self._handed.per_rank, self._handed),
         }
         if counts := self._averages.counts(self.buffers):

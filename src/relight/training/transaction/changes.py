@@ -122,7 +122,7 @@ class ChangeWatch:
 
     def written(self, now: list[int]) -> list[Key]:
         """Return the tensors that the step under way has written, and the other buffers of their modules."""
-        return list(dict.fromkeys(key for first in self.newer(now) for key in self._slots.siblings(first)))
+        return self._slots.with_siblings(self.newer(now))
 
     def is_written(self, key: Key) -> bool:
         """Return whether a tensor was written since the step began, or it is not known."""

@@ -1,5 +1,6 @@
 """The last moment at which a step needed other ranks: by a collective, or by a change of rank-private state."""
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,7 +109,8 @@ class Needs:
         """Return launches, and values that differ after a change of rank-private state."""
         state, attributes = self._state, self._state.attributes
         trained = state.members.trained_owners
-        own = [now[place] for key, place in state.slots.buffer_places if key[0] in trained]
+        places = (found for owner, found in state.slots.buffer_places.items() if owner in trained)
+        own = list(map(now.__getitem__, itertools.chain.from_iterable(places)))
         drawn = self._streams.look() if self._streams is not None else 0
         seen = self._collectives.launches, own, attributes.assigned_buffers, self._carried.look(), drawn
         private = state.rank_private

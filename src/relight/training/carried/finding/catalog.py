@@ -1,6 +1,7 @@
 """The places that a script carries, what was left out, and why equal bits cannot be vouched for then."""
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,6 +28,7 @@ from relight.training.state.values.fingerprints import has_fingerprint
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
 
+_attributes = operator.attrgetter("__dict__")
 _INCOMPLETE = (
     "the values that the loop can reach are too many, or too large, to compare all of them (docs/CARRIED.md). A change "
     "of one by code that relight cannot read may be missed: training.carry(...) names what such code changes"
@@ -59,6 +61,8 @@ class Catalog:
         self.ignored: set[str] = set()
         # Attributes that the code sets on tensors, on parameters perhaps, and whether after the last write of a step.
         self.watched: dict[str, bool] = {}
+        self._parameters: dict[Place, torch.Tensor] = {}  # those that were handed over
+        self._unset: tuple[Any, list[str]] = None, []  # what `unset` has found, and for which places that are covered
         self._stands_for: dict[str, tuple[Kept, Any]] = {}  # names of parts of what was handed over, and their marks
         fingerprinted = Fingerprinted(lambda thing: is_part_of(self.parts, thing) or self.is_foreign(thing))
         self.unrepeatable = Unrepeatable(self.comparison.look, self._is_told_otherwise, fingerprinted, self._spots)
@@ -76,6 +80,8 @@ class Catalog:
         for place in self.comparison.of_loaders():
             if not self.is_covered(place):
                 self.keep(place, seen=True)
+        owners = self.parts.owners()
+        self._parameters = {(("slot", n[1], n[2]),): one for n, one in owners if isinstance(one, torch.Tensor)}
         self._watch()
         self.unrepeatable.begin(survey, self.ignored)
 
@@ -233,14 +239,13 @@ class Catalog:
 
     def _watch(self) -> list[Kept]:
         """Carry attributes that parameters did not have before."""
-        if not self.watched:
+        if not self.watched or not any(map(_attributes, self._parameters.values())):  # mostly there are none
             return []
         new = []
-        for name, owner in self.parts.owners():
-            own = vars(owner).keys() if isinstance(owner, torch.Tensor) else set()
-            for attribute in sorted(self.watched.keys() & own):
-                place: Place = (("slot", name[1], name[2]), ("attribute", attribute, ""))
-                if not self.is_covered(place) and (one := self.keep(place, seen=True)) is not None:
+        for place, owner in self._parameters.items():
+            for attribute in sorted(self.watched.keys() & vars(owner).keys()):
+                at = (*place, ("attribute", attribute, ""))
+                if not self.is_covered(at) and (one := self.keep(at, seen=True)) is not None:
                     one.after_write = self.watched[attribute]
                     new.append(one)
         return new
@@ -250,11 +255,10 @@ class Catalog:
         late = {name for name, after_write in self.watched.items() if after_write and not hasattr(torch.Tensor, name)}
         if not late:
             return []
-        places: list[Place] = []
-        for name, owner in self.parts.owners():
-            if isinstance(owner, torch.Tensor):
-                places += [(("slot", name[1], name[2]), ("attribute", attribute, "")) for attribute in sorted(late)]
-        return [key_of(place) for place in places if not self.is_covered(place)]
+        if (covering := ([*self.kept], {*self.left_out})) != self._unset[0]:
+            places = [(*place, ("attribute", name, "")) for place in self._parameters for name in sorted(late)]
+            self._unset = covering, [key_of(place) for place in places if not self.is_covered(place)]
+        return self._unset[1]
 
     def is_covered(self, place: Place) -> bool:
         """Return whether what holds this place is carried as a whole, or is dead. Of functions nothing is carried."""

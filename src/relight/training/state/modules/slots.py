@@ -1,5 +1,6 @@
 """Places of the modules' parameters and buffers, and the tensors that share their memory."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ class Slots:
         self.tensors: list[torch.Tensor] = []  # in the order of `keys`
         self.keys: list[Key] = []
         self.index: dict[Key, int] = {}  # the place of each key
-        self.buffer_places: list[tuple[Key, int]] = []
+        self.buffer_places: dict[str, list[int]] = {}  # of the buffers of each module that was handed over
         self.by_id: dict[int, Key] = {}
         for owner, module in modules.items():
             self.parameters |= {(owner, name): parameter for name, parameter in module.named_parameters()}
@@ -46,9 +47,10 @@ class Slots:
         together = {**self.parameters, **buffers}
         self.keys, self.tensors = list(together), list(together.values())
         self.index = {key: place for place, key in enumerate(self.keys)}
-        self.buffer_places = [(key, self.index[key]) for key in buffers]
+        self.buffer_places = {owner: [self.index[key] for key in buffers if key[0] == owner] for owner in self._modules}
         self.by_id = {id(tensor): key for key, tensor in reversed(together.items())}
         self._by_memory: dict[int, torch.Tensor] | None = None
+        self._with_siblings: tuple[list[Key], list[Key]] = [], []  # keys, and what `with_siblings` returned for them
 
     def holds(self, thing: torch.Tensor) -> bool:
         """Return whether a tensor is one of them, or shares the memory of one: a view, or what `.data` gave."""
@@ -86,9 +88,15 @@ class Slots:
         else:  # an observer's buffer, say, that takes its shape from the first batch
             self.replace(key, value.to(live.device))  # also if steps have changed how it lies in memory
 
-    def siblings(self, key: Key) -> list[Key]:
-        """All buffers of the module that a buffer belongs to: BatchNorm's kernel counts no versions of its own."""
-        return self._of_table[id(self._tables[key][0])] if key in self._tables else [key]
+    def with_siblings(self, keys: list[Key]) -> list[Key]:
+        """Return these, and all buffers of the modules of those that are buffers.
+
+        BatchNorm's kernel counts no versions of its own.
+        """
+        if keys != self._with_siblings[0]:  # mostly each step writes the same ones
+            found = (self._of_table[id(self._tables[key][0])] if key in self._tables else (key,) for key in keys)
+            self._with_siblings = keys, list(dict.fromkeys(itertools.chain.from_iterable(found)))
+        return [*self._with_siblings[1]]
 
     def of_module(self, module: nn.Module) -> list[Key]:
         """The buffers of a module itself."""
