@@ -30,7 +30,7 @@ from relight.training.carried.values.trees.words import TAG, Unsupported
 from relight.training.carried.values.trees.writer import Writer
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed
-from relight.transfer.io.codec import Node, flat_dict, flatten
+from relight.transfer.io.codec import Node, flatten, joined
 from relight.transfer.io.constants import name_of_callable
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
@@ -50,7 +50,6 @@ _LATER = (
 _MISSING_TREE = {TAG: "missing"}
 _Trees = tuple[list[str], Any, Any]  # keys, and trees of values by these; apart: those of functions that the loop calls
 _CONTAINERS = frozenset({"list", "tuple", "dict", "set", "deque", "object"})  # may lead to other objects
-_FLAT = frozenset({Node})
 
 
 class Keeper:
@@ -86,10 +85,8 @@ class Keeper:
         lacking = [key for key in keys if in_step and self._kept[key].may_move_on(early=early)]
         lacking += unset
         self._was_unsettled = bool(unsettled or lacking)
-        # "unsettled", "lacking": what a step may change after this
-        found = {"unsettled": unsettled, "lacking": lacking, **({"lost": lost} if lost else {})}
-        words = {name: _flat(*keys) for name, keys in found.items()}
-        return _joined({"names": names, "of_calls": of_calls, **words, "loop": _flat(*self._catalog.loop.place)})
+        words = _words(tuple(unsettled), tuple(lacking), tuple(lost), self._catalog.loop.place)
+        return joined({"names": names, "of_calls": of_calls, **words})
 
     def is_due(self) -> bool:
         """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
@@ -164,7 +161,7 @@ class Keeper:
             catalog.refuse_or_leave_out(largest, largest.spot.get(), f"over {MOST_BYTES >> 20} MiB are carried")
             return self._write_all(weigh)  # others may refer to what is in it
         keys = [one.key for one, _ in written if one.key in trees[one.is_of_a_call]]
-        names, of_calls = map(_joined, trees)
+        names, of_calls = map(joined, trees)
         is_flat = type(names) is type(of_calls) is Node  # no tensors are held for this
         self._last, self._names = (keys, names, of_calls) if is_flat else ([], {}, {}), catalog.homes.count
         return keys, names, of_calls
@@ -235,15 +232,14 @@ class Keeper:
         return ""
 
 
-def _joined(trees: dict[str, Any]) -> Any:
-    """Flatten a dict of which all values are flat; any other one stays a tree, whose tensors are still to be found."""
-    return flat_dict(trees.items()) if _FLAT.issuperset(map(type, trees.values())) else trees
-
-
 @functools.lru_cache(maxsize=64)
-def _flat(*words: str | int) -> Any:
-    """A list, flattened: mostly the same in every step."""
-    return flatten(list(words), "")
+def _words(unsettled: tuple[str, ...], lacking: tuple[str, ...], lost: tuple[str, ...], loop: Any) -> dict[str, Node]:
+    """What goes with the values, flattened: mostly the same in every step.
+
+    `unsettled`, `lacking`: what a step may change after this.
+    """
+    found = {"unsettled": unsettled, "lacking": lacking, **({"lost": lost} if lost else {}), "loop": loop}
+    return {name: flatten([*words], "") for name, words in found.items()}
 
 
 @functools.lru_cache(maxsize=1)

@@ -8,10 +8,10 @@ from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
-from relight.transfer.io.codec import TensorTable, encode_tree, flatten
+from relight.transfer.io.codec import TensorTable, encode_tree, flatten, joined
 
 # What `NO_PRIVATE` is the bytes of.
-_BARE = {"buffers": flatten({}, ""), "per_rank": flatten({}, ""), "data": None, "rng": None}
+_BARE = {name: flatten(one, "") for name, one in {"buffers": {}, "per_rank": {}, "data": None, "rng": None}.items()}
 
 
 class Reports(Protocol):
@@ -45,7 +45,7 @@ class PrivateState:
         carried = self._carried.capture(early=early, compared=between)
         is_bare = self._batches.derivable and not (self._reports.has_private or self._state.rank_private.exists)
         if is_bare:
-            payload = encode_tree({**_BARE, "carried": carried}, "rank-private state") if carried else NO_PRIVATE
+            payload = encode_tree(joined({**_BARE, "carried": carried}), "rank-private state") if carried else NO_PRIVATE
         else:
             tree = {
                 **self._state.rank_private.tree(),

@@ -32,7 +32,7 @@ class RankAttributes:
         self._late: set[str] = set()  # by any such code
         self._is_a_guess = False  # some were taken from another rank, and may have differed there
         self._kept: dict[str, Any] = {}  # values at the newest barrier
-        self._encoded = _encode({})
+        self._encoded = _NOTHING
         self._copied: dict[str, Any] = {}  # values of another rank, until those of the lost one come
 
     # --- a step -------------------------------------------------------------------------------------------------
@@ -44,9 +44,12 @@ class RankAttributes:
 
     def number(self) -> int:
         """Return the number that stands for the values in an all-reduce; 0 if there are none."""
-        self._kept = self._log.private() if self._log.has_state else {}
+        if not self._log.has_state:
+            self._kept, self._encoded = {}, _NOTHING
+            return 0
+        self._kept = self._log.private()
         self._encoded = _encode(self._kept)
-        return xxhash.xxh3_64_intdigest(self._encoded) >> 20 | 1 if self._log.has_state else 0
+        return xxhash.xxh3_64_intdigest(self._encoded) >> 20 | 1
 
     def compare(self, own: int, total: int, ranks: int) -> str | None:
         """Take the sum of all ranks' numbers at a barrier, to see whether the values are equal everywhere.
@@ -59,8 +62,7 @@ class RankAttributes:
     def _moved_since(self) -> list[str]:
         """Return paths of those that have changed since the barrier of the newest step."""
         self._log.see_between()
-        now = self._log.private() if self._log.has_state else {}
-        if _encode(now) == self._encoded:
+        if not self._log.has_state or _encode(now := self._log.private()) == self._encoded:
             return []
         return [
             path for path, value in now.items() if path not in self._kept or _encode(value) != _encode(self._kept[path])
@@ -106,3 +108,6 @@ class RankAttributes:
 
 def _encode(value: Any) -> bytes:
     return encode_tree(value, "attributes")
+
+
+_NOTHING = _encode({})

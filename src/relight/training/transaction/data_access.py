@@ -115,6 +115,8 @@ class DataAccess:
         Those that optimizers call are torch's own meanwhile: around each of their hundreds of calls, one of Python
         would take longer than all else that relight does in a step.
         """
+        if watch is self._watches_methods:
+            return
         self._watches_methods = watch
         for name, method in list(self._in_writes.items()):  # other threads may add to them
             now = vars(nn.Parameter).get(name)
