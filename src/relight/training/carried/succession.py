@@ -234,7 +234,7 @@ class Keeper:
 
 @functools.lru_cache(maxsize=64)
 def _words(unsettled: tuple[str, ...], lacking: tuple[str, ...], lost: tuple[str, ...], loop: Any) -> dict[str, Node]:
-    """What goes with the values, flattened: mostly the same in every step.
+    """Flatten what goes with the values: mostly the same in every step.
 
     `unsettled`, `lacking`: what a step may change after this.
     """

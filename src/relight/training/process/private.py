@@ -11,7 +11,8 @@ from relight.training.state.tracked import TrackedState
 from relight.transfer.io.codec import TensorTable, encode_tree, flatten, joined
 
 # What `NO_PRIVATE` is the bytes of.
-_BARE = {name: flatten(one, "") for name, one in {"buffers": {}, "per_rank": {}, "data": None, "rng": None}.items()}
+_EMPTY, _NONE = flatten({}, ""), flatten(None, "")
+_BARE = {"buffers": _EMPTY, "per_rank": _EMPTY, "data": _NONE, "rng": _NONE}
 
 
 class Reports(Protocol):
@@ -45,7 +46,8 @@ class PrivateState:
         carried = self._carried.capture(early=early, compared=between)
         is_bare = self._batches.derivable and not (self._reports.has_private or self._state.rank_private.exists)
         if is_bare:
-            payload = encode_tree(joined({**_BARE, "carried": carried}), "rank-private state") if carried else NO_PRIVATE
+            tree = joined({**_BARE, "carried": carried})
+            payload = encode_tree(tree, "rank-private state") if carried else NO_PRIVATE
         else:
             tree = {
                 **self._state.rank_private.tree(),
