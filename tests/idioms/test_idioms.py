@@ -88,10 +88,17 @@ def test_modes_of_the_script_count_as_without_a_failure(name: str, faults: tuple
     assert killed_in_phases(name, faults).digests == reference.digests
 
 
-@pytest.mark.parametrize("faults", [("kill rank 0 in BACKWARD of step 0",), ("kill rank 0 in BACKWARD of step 2",)])
-def test_objects_that_no_step_has_used_yet_are_those_of_the_rank(faults: tuple[str, ...]) -> None:
-    ending = killed_in_phases("corpora_by_name", faults)
-    verdict, words = judge(ending, undisturbed("corpora_by_name").digests)
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("corpora_by_name", ("kill rank 0 in BACKWARD of step 0",)),
+        ("corpora_by_name", ("kill rank 0 in BACKWARD of step 2",)),
+        ("counting_sampler", ("kill rank 0 in BACKWARD of step 0", "kill rank 1 after step 5")),
+    ],
+)
+def test_what_was_made_from_the_rank_is_that_of_the_rank(name: str, faults: tuple[str, ...]) -> None:
+    ending = killed_in_phases(name, faults)
+    verdict, words = judge(ending, undisturbed(name).digests)
     assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words
 
 

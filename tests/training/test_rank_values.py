@@ -15,12 +15,11 @@ from relight.training.carried.rank_values import (
     SLOTS,
     RankValues,
     _digest,
-    _refill,
-    _text_of,
     differing_slots,
     entries_of,
     row_of,
 )
+from relight.training.carried.values.texts import refill, text_of
 from tests.training.carried_loop import Loop, Step, run_script
 
 SEEDS = 60
@@ -201,7 +200,7 @@ def test_a_rank_that_was_lost_before_the_comparison_is_doubted() -> None:
 @pytest.mark.parametrize("value", [[], [1, 0.1, "a", None], {"a": [1, {"b": 2}]}, deque([1.5, 2], maxlen=3)])
 def test_small_containers_of_numbers_and_texts_are_refilled(value: Any) -> None:
     other = deque([7], maxlen=3) if isinstance(value, deque) else type(value)()
-    assert _refill(other, _text_of(value))
+    assert refill(other, text_of(value))
     assert other == value
 
 
@@ -220,22 +219,22 @@ def test_small_containers_of_numbers_and_texts_are_refilled(value: Any) -> None:
 def test_small_tensors_that_a_collective_left_before_the_loop_are_filled(value: Any) -> None:
     """A standby was alone there: its own has other contents."""
     other = torch.zeros_like(value) if isinstance(value, torch.Tensor) else np.zeros_like(value)
-    assert _refill(other, _text_of(value))
+    assert refill(other, text_of(value))
     assert _digest(other) == _digest(value)
-    assert not _refill(value[:0] if value.ndim else torch.ones(1), _text_of(value))
-    assert not _refill([], _text_of(value))
+    assert not refill(value[:0] if value.ndim else torch.ones(1), text_of(value))
+    assert not refill([], text_of(value))
 
 
 def test_large_tensors_and_some_that_may_not_be_written_are_not() -> None:
-    assert _text_of(torch.ones(5000)) == ""
-    assert not _refill(torch.zeros(1).expand(3), _text_of(torch.ones(3)))
+    assert text_of(torch.ones(5000)) == ""
+    assert not refill(torch.zeros(1).expand(3), text_of(torch.ones(3)))
 
 
 @pytest.mark.parametrize("value", [(1,), {1}, [1.0 + 2j, object()], [float("nan")], ["x" * 2000], list(range(99)), 5])
 def test_others_are_not(value: Any) -> None:
-    assert _text_of(value) == ""
-    assert not _refill([], "")
-    assert not _refill({}, "[1]")
+    assert text_of(value) == ""
+    assert not refill([], "")
+    assert not refill({}, "[1]")
 
 
 class Shy:
@@ -264,7 +263,7 @@ class Number(int):
     "value", [[Shy()], {"a": Shy()}, {Color.RED: 1}, [1, [2, (Shy(),)]], deque([Shy()]), [Number(1)]]
 )
 def test_nothing_of_the_users_is_asked_for_its_text(value: Any) -> None:
-    assert _text_of(value) == ""
+    assert text_of(value) == ""
     assert Shy.asked == 0
 
 

@@ -146,6 +146,7 @@ class Carried:
         self._in_step = False
         self._again = self._missed = False
         self._catalog.comparison.commit()
+        self.rank_values.forget_look()
         self._spots.frames.forget()
 
     def roll_back(self) -> str | None:

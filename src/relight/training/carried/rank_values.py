@@ -12,9 +12,7 @@ All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall i
 in which ranks differ are then gathered rank by rank.
 """
 
-import ast
 import struct
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +27,7 @@ from relight.training.carried.finding.looks import Places
 from relight.training.carried.finding.places import key_of
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.survey import Survey
+from relight.training.carried.values.texts import refill, text_of
 from relight.training.carried.values.trees.writer import write_down
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.kinds import PLAIN, kind_of
@@ -46,9 +45,8 @@ _EDGE = 2**13  # elements at either end of a larger tensor
 _LONGEST = 5000  # items of a container
 _DEEPEST = 3
 _MOST_CARRIED = 2**18  # bytes of a rank's own values that are carried, though no step changes them
-_MOST_CONTENTS = 2**14  # bytes of a tensor that is equal on all ranks, of which a replacement gets the contents
 _FEW = 32  # items of a container that is carried for that
-_MOST_TEXT, _MOST_TEXTS = 1024, 64
+_MOST_TEXTS = 64
 _HALF = 32
 _NO_NUMBER, _INT, _FLOAT, _BOOL = range(4)
 _UNKNOWN = (
@@ -109,11 +107,20 @@ class RankValues:
         self._texts: dict[str, str] = {}  # by slot, of small containers that are equal on all ranks
         self._table: list[int] = []  # WIDTH integers for each of these slots, rank after rank
         self._pending: tuple[int, int] | None = None  # the rank that this process was built as, and the one it has
+        self._own: Look | None = None
+        self._built: dict[int, int] = {}  # by slot, digests of values before the state of another process arrived
+        self.restore_data: Callable[[], None] = lambda: None  # again, after its values were set
 
     # --- on every rank, once ----------------------------------------------------------------------------------------
     def look(self) -> Look:
-        """Return this rank's values as they are now."""
-        return self._look(lambda _: True)
+        """Return this rank's values as they were when it began the first step, also if that is begun again."""
+        if self._own is None:
+            self._own = self._look(lambda _: True)
+        return self._own
+
+    def forget_look(self) -> None:
+        """The first step is committed: `look` is not asked for any more."""
+        self._own = None
 
     def _look(self, is_had: Callable[[Kept], bool]) -> Look:
         """Return values as they are now, but those that are carried and that the process has, as `is_had` says."""
@@ -136,12 +143,13 @@ class RankValues:
             # A text may be a path or a date of the process's own.
             if number not in slots and len(found) == 1 and _matters(value := found[0].value) and type(value) is not str:
                 self._common += [number, found[0].digest, *_number_of(found)]
-                if len(self._texts) < _MOST_TEXTS and (text := _text_of(value)):
+                if len(self._texts) < _MOST_TEXTS and (text := text_of(value)):
                     self._texts[str(number)] = text
         left = _MOST_CARRIED
         has_kept = False
         for one in (one for number in slots for one in own.get(number, [])):
-            size = _size_of(one.value, left) if _is_carried(one.value) else None
+            is_new = _is_carried(one.value) and key_of(one.place) not in self._catalog.kept
+            size = _size_of(one.value, left) if is_new else None
             if size is not None and (kept := self._catalog.keep(one.place, seen=True)) is not None:
                 kept.mark = self._catalog.mark_of(one.value, kept)  # the step under way began with it
                 left -= size
@@ -154,6 +162,11 @@ class RankValues:
         return {**own, "texts": self._texts}
 
     # --- in a replacement -------------------------------------------------------------------------------------------
+    def note_built(self) -> None:
+        """Remember values before the state of another process arrives: what that brings (to data) is left alone."""
+        if not self._ranks and self._catalog.loop.is_found:
+            self._built = {number: _together(found) for number, found in self._look(lambda _: False).items()}
+
     def adopt(self, described: dict[str, Any], world_size: int, built_as: int, rank: int) -> str:
         """Take on the values of `rank`, as soon as the loop is found, in a process that was built as another rank.
 
@@ -180,6 +193,9 @@ class RankValues:
         self._pending = None
         # What a rehearsal was first to see change is carried here, and the rank did not know: nothing was put in.
         own = self._look(lambda one: one.is_put_in)
+        own = {
+            number: found for number, found in own.items() if self._built.get(number, now := _together(found)) == now
+        }
         of_rank, of_start = [], []
         for place, number in enumerate(self._slots if built_as != rank else ()):
             found = own.get(number, [])
@@ -193,8 +209,9 @@ class RankValues:
             found = own.get(number, [])
             if len(found) != 1 or found[0].digest == wanted[0] or self._set(found, wanted):
                 continue
-            if not _refill(found[0].value, self._texts.get(str(number), "")):
+            if not refill(found[0].value, self._texts.get(str(number), "")):
                 of_start.append(describe(found[0].place))
+        self.restore_data()
         self._catalog.loop.spots.frames.forget()
         self._catalog.comparison.look_again()
         if of_rank:
@@ -235,75 +252,6 @@ class RankValues:
             is_state = kind == "inner" and len(place) > 1 and self.is_state(owner, path, place[1][1])
             if value is not MISSING and not is_state:
                 yield place, value
-
-
-def _text_of(value: Any) -> str:
-    """Return the contents of a small tensor, array, or container of numbers and texts, for `_refill`; "" for others."""
-    if (tensor := _as_tensor(value)) is not None:
-        return _head(tensor) + _memory_of(tensor).hex() if 0 < tensor.nbytes <= _MOST_CONTENTS else ""
-    members = list(value) if type(value) is deque else value
-    if type(members) not in (list, dict) or not _is_literal(members):
-        return ""
-    text = repr(members)
-    try:
-        return text if len(text) <= _MOST_TEXT and repr(ast.literal_eval(text)) == text else ""
-    except (ValueError, SyntaxError):
-        return ""
-
-
-def _as_tensor(value: Any) -> torch.Tensor | None:
-    """Return a tensor, or a NumPy array as one that shares its memory; None for another value."""
-    kind = kind_of(value)
-    if kind == "array":
-        is_plain = value.dtype.kind in "fiub" and value.flags.writeable and value.dtype.isnative
-        return torch.from_numpy(value) if is_plain else None
-    return value if kind == "tensor" and not value.is_meta and is_plain_memory(value) else None
-
-
-def _head(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)} "
-
-
-def _memory_of(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().reshape(-1).cpu().contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _fill(tensor: torch.Tensor, memory: bytes) -> bool:
-    """Write these bytes into a tensor. False: it may not be written."""
-    values = torch.frombuffer(bytearray(memory), dtype=tensor.dtype).view(tensor.shape)
-    try:
-        tensor.detach().copy_(values)
-    except RuntimeError:  # several elements lie in one place, or it was made in inference mode
-        return False
-    return True
-
-
-def _is_literal(value: Any, depth: int = 0) -> bool:
-    """Return whether a value is a number or text, or a small container of these, which no code of the user's shows."""
-    if type(value) in PLAIN:
-        return True
-    if depth > _DEEPEST or type(value) not in (list, tuple, dict) or len(value) > _FEW:
-        return False
-    members = [*value, *value.values()] if type(value) is dict else value
-    return all(_is_literal(one, depth + 1) for one in members)
-
-
-def _refill(value: Any, text: str) -> bool:
-    """Give a tensor, array or container other contents. False: it is not known which."""
-    if (tensor := _as_tensor(value)) is not None:
-        return text.startswith(_head(tensor)) and _fill(tensor, bytes.fromhex(text.removeprefix(_head(tensor))))
-    try:
-        members = ast.literal_eval(text)
-    except (ValueError, SyntaxError):  # it is not known, or was a tensor
-        return False
-    if type(members) is not (list if type(value) is deque else type(value)):
-        return False
-    value.clear()
-    if isinstance(value, dict):
-        value.update(members)
-    else:
-        value.extend(members)
-    return True
 
 
 def _is_carried(value: Any) -> bool:

@@ -166,6 +166,11 @@ class Batches:
         """Back to the start of `step`, from this rank's own private state."""
         self._adopt(self._page.read_private_tree(step), step, rank)
 
+    def restore_position(self, step: int, rank: int) -> None:
+        """Restore the place once values of the data were set anew, if more than the number of the step says it."""
+        if self._source.state() is not None:
+            self.restore(step, rank)
+
     def epoch(self, step: int) -> int:
         return self._source.epoch(self._groups.first(step))
 

@@ -91,7 +91,7 @@ class Protection:
 
     def cut(self, operation: str) -> None:
         """An operation that cannot be repeated was cut short by a recovery; its result is this rank's own."""
-        if self._gathering:
+        if self._gathering or (operation == "barrier" and not self.in_step):  # that has no result
             return
         worker, notices = self._worker, self._notices
         self.cut_collectives += 1

@@ -148,6 +148,7 @@ class StateTaking:
         return self._taken(meta)
 
     def _adopt(self, tree: Any, tensors: list[torch.Tensor], meta: dict[str, Any]) -> None:
+        self._rank_values.note_built()
         if why := self._state.adopt(unflatten(tree, tensors), meta):
             self._runtime.notices.doubt(why, self._order.target)
 
