@@ -115,3 +115,31 @@ def test_what_differs_is_kept_again_once_code_between_steps_changes_it(survivor:
     assert survivor.begin()
     survivor.end()
     assert not survivor.begin()
+
+
+def test_a_replacement_does_not_take_what_it_has_got_for_changed_by_code_between_steps(survivor: Rank) -> None:
+    survivor.attributes.compare(1, 3, 2)
+    kept = step_and_change(survivor, 2.0)
+
+    replacement = replace(survivor, {PATH: 2.5, **kept})
+    replacement.begin()
+
+    assert replacement.attributes.late == []
+    assert replacement.attributes.describe()["moved"] == [PATH]  # where it was copied
+
+
+def test_a_step_that_is_undone_after_its_barrier_changed_nothing_between_steps(survivor: Rank) -> None:
+    survivor.log.install()
+    survivor.begin()
+    survivor.net.scale = 2.0
+    survivor.end()
+    survivor.begin()
+    survivor.net.scale = 3.0
+    survivor.attributes.number()
+    survivor.attributes.roll_back()
+    survivor.log.roll_back()
+    survivor.begin()
+
+    assert survivor.net.scale == 2.0
+    assert survivor.attributes.late == []
+    survivor.log.remove()

@@ -33,17 +33,22 @@ class RankAttributes:
         self._is_a_guess = False  # some were taken from another rank, and may have differed there
         self._kept: dict[str, Any] = {}  # values at the newest barrier
         self._encoded = _NOTHING
+        self._before: tuple[dict[str, Any], bytes] | None = None  # the same before the barrier of the step under way
+        self._has_begun = False  # with the values of another process, and has been at no barrier since
         self._copied: dict[str, Any] = {}  # values of another rank, until those of the lost one come
 
     # --- a step -------------------------------------------------------------------------------------------------
     def turn(self) -> bool:
         """The loop asks for a step. Return whether code between steps changed what ranks have each for themselves."""
-        self._moved = self._moved_since()
-        self._late.update(self._moved)
+        self._before = None
+        if not self._has_begun:
+            self._moved = self._moved_since()
+            self._late.update(self._moved)
         return self.differ and bool(self._moved)
 
     def number(self) -> int:
         """Return the number that stands for the values in an all-reduce; 0 if there are none."""
+        self._before, self._has_begun = self._before or (self._kept, self._encoded), False
         if not self._log.has_state:
             self._kept, self._encoded = {}, _NOTHING
             return 0
@@ -58,6 +63,11 @@ class RankAttributes:
         """
         self.differ |= total != ranks * own
         return _GUESSED if self._is_a_guess and self.differ else None
+
+    def roll_back(self) -> None:
+        """The step under way is undone: what was kept at its barrier is not that of the newest step."""
+        if self._before is not None:
+            (self._kept, self._encoded), self._before = self._before, None
 
     def _moved_since(self) -> list[str]:
         """Return paths of those that have changed since the barrier of the newest step."""
@@ -76,12 +86,12 @@ class RankAttributes:
 
     def describe(self) -> dict[str, Any]:
         """Return them for a copy of the state, with what is known of other ranks' and of code between steps."""
-        moved = sorted({*self._moved, *self._moved_since()})
+        moved = sorted({*self._moved, *(() if self._has_begun else self._moved_since())})
         return {"values": _encode(self._log.private()).hex(), "differ": self.differ, "moved": moved}
 
     def adopt_copy(self, described: Mapping[str, Any]) -> None:
         """Take on what `describe` returned where the state was copied, for a rank whose own attributes are lost."""
-        self.differ, self._moved = described["differ"], described["moved"]
+        self.differ, self._moved, self._has_begun = described["differ"], described["moved"], True
         self._copied = decode_tree(bytes.fromhex(described["values"]))
         self._log.adopt(self._copied)
 

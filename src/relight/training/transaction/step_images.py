@@ -97,6 +97,7 @@ class StepImages:
     def put_back(self) -> None:
         """Make everything but the gradients what it was when the step began."""
         self.put_back_code()
+        self._state.rank_attributes.roll_back()
         self._state.rank_private.buffers = self._private  # for the version gone back to, no rank has kept other buffers
 
     def drop(self) -> None:
