@@ -1,10 +1,13 @@
 """Modules that trainers and callbacks hold when training begins, which are handed over with the model."""
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
@@ -83,3 +86,32 @@ def test_circles_end() -> None:
     own = Own(model=MODEL)
     own.__dict__["again"] = own
     assert held(own=own) == ({}, {})
+
+
+def test_what_callbacks_set_on_objects_of_the_library_goes_back_and_to_a_replacement(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from relight.integrations.transformers.settings import Settings
+
+    def make() -> Any:
+        config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+        args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+        return transformers.Trainer(model=transformers.GPT2LMHeadModel(config), args=args)
+
+    def seen(trainer: Any) -> list[Any]:
+        state = vars(trainer.state)
+        return [state.get("marks"), state.get("once"), trainer.args.max_grad_norm, trainer.model.config.attn_pdrop]
+
+    trainer, other = make(), make()
+    settings, theirs = Settings(trainer), Settings(other)
+    first = settings.state_dict()
+    assert first == {}
+    trainer.state.marks, trainer.args.max_grad_norm, trainer.model.config.attn_pdrop = [np.int64(1)], 0.5, 0.3
+    second = settings.state_dict()
+    trainer.state.marks.append(2)
+    trainer.state.once, trainer.args.max_grad_norm = 1, 1.0
+    theirs.load_state_dict(second)
+    assert seen(other) == [[1], None, 0.5, 0.3]
+    settings.load_state_dict(second)
+    assert seen(trainer) == seen(other)
+    settings.load_state_dict(first)
+    assert seen(trainer) == seen(make())

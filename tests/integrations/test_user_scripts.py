@@ -24,6 +24,7 @@ NEEDS = {
     **dict.fromkeys(("trainers.py", "trainer_settings.py"), "transformers"),
     **dict.fromkeys(("modules.py", "module_settings.py"), "lightning"),
     **dict.fromkeys(("accelerated.py", "accelerated_pair.py"), "accelerate"),
+    "preferences.py": "trl",
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 FAULTS = {
@@ -35,6 +36,7 @@ AS_ALONE = {
     "trainers.py": (
         *(
             "adversarial",
+            "averages_late",
             "clm",
             "contrastive",
             "curriculum",
@@ -43,6 +45,7 @@ AS_ALONE = {
             "history",
             "logs_decide",
             "saves",
+            "set_on_library",
             "unfreezes",
             "weighted",
         ),
@@ -54,11 +57,13 @@ ALONE_DIFFERS = {
     "modules.py": ("teacher", "weighted", "samplers", "batch_sampler"),
     "accelerated.py": ("plain", "saves", "bf16"),
     "accelerated_pair.py": ("tracked", "bf16", "saves"),
+    "preferences.py": ("dpo", "kto", "reward", "adalora"),
 }
 REFUSED = {
     ("trainers.py", "iterable"): "the training data is an IterableDataset",
     ("trainers.py", "ema_module"): "that a step has made, changes from step to step",
     ("trainers.py", "late_average"): "AveragedModel (trainers.py:",
+    ("preferences.py", "precomputed"): "`precompute_ref_log_probs=True`",
     ("modules.py", "late_teacher"): "self.teacher (modules.py:",
     ("trainers.py", "twice"): "a second `train()` in a process",
     ("trainers.py", "finds_batch_size"): "`auto_find_batch_size=True`",

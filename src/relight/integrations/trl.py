@@ -1,4 +1,4 @@
-"""TRL's `SFTTrainer`, surviving failures: import it from here, and start the script with `relight run`.
+"""Trainers of TRL that survive failures: import them from here, and start the script with `relight run`.
 
     from relight.integrations.trl import SFTTrainer  # instead of `from trl import SFTTrainer`
 
@@ -6,12 +6,41 @@ Import this module before you make the arguments (`SFTConfig`), as it joins the 
 are refused before the first step.
 """
 
+import functools
+from typing import Any
+
 import trl
+from transformers import PreTrainedModel
 
 from relight.integrations.transformers import RelightMixin
 
-__all__ = ["SFTTrainer"]
+_enable = PreTrainedModel.enable_input_require_grads
+
+
+@functools.wraps(_enable)
+def _enable_once(model: Any) -> None:
+    """Enable it, with one hook: trainers do so in every step, and a replacement would have fewer hooks than others."""
+    if getattr(model, "_require_grads_hooks", None):
+        model.disable_input_require_grads()
+    _enable(model)
+
+
+PreTrainedModel.enable_input_require_grads = _enable_once
+
+__all__ = ["DPOTrainer", "KTOTrainer", "RewardTrainer", "SFTTrainer"]
 
 
 class SFTTrainer(RelightMixin, trl.SFTTrainer):  # type: ignore[misc]
     """`trl.SFTTrainer` that survives failures."""
+
+
+class DPOTrainer(RelightMixin, trl.DPOTrainer):  # type: ignore[misc]
+    """`trl.DPOTrainer` that survives failures."""
+
+
+class KTOTrainer(RelightMixin, trl.KTOTrainer):  # type: ignore[misc]
+    """`trl.KTOTrainer` that survives failures."""
+
+
+class RewardTrainer(RelightMixin, trl.RewardTrainer):  # type: ignore[misc]
+    """`trl.RewardTrainer` that survives failures."""

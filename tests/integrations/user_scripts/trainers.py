@@ -509,6 +509,23 @@ def late_average():
     train(trainer(callbacks=[Callback()]))
 
 
+def averages_late():
+    """Stochastic weight averaging from step 6 on, in a callback: a write at the head of a step, as none was before."""
+
+    class Callback(TrainerCallback):
+        def __init__(self, model):
+            self.average = torch.optim.swa_utils.AveragedModel(model)
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step >= 6:
+                self.average.update_parameters(model)
+
+    model = gpt()
+    callback = Callback(model)
+    made = trainer(model=model, callbacks=[callback])
+    train(made, callback.average.state_dict)
+
+
 def ema_optimizer_step():
     """An average updated right after the write, in on_optimizer_step, swapped in for evaluation by callbacks."""
 
@@ -611,6 +628,25 @@ def history():
         ),
         lambda: [list(callback.window), sorted(callback.seen), torch.tensor(callback.sums), callback.pair],
     )
+
+
+def set_on_library():
+    """A callback that keeps what it counts on the Trainer's own objects, and changes settings as it goes."""
+
+    class Callback(TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **kwargs):
+            state.marks = (*getattr(state, "marks", ()), state.global_step)
+            args.max_grad_norm = max(0.1, args.max_grad_norm * 0.9)
+            model.config.scale = getattr(model.config, "scale", 0) + np.float64(0.1)
+
+    class Mine(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            out = model(**inputs)
+            loss = out.loss * (1 + self.model.config.scale) + 0.01 * len(self.state.marks) * out.logits.pow(2).mean()
+            return (loss, out) if return_outputs else loss
+
+    made = trainer(Mine, callbacks=[Callback()])
+    train(made, lambda: [made.state.marks, made.args.max_grad_norm, float(made.model.config.scale)])
 
 
 def logs_decide():

@@ -4,14 +4,11 @@
 since the last log, the history of logs, and attributes of the Trainer, of a subclass too, and of callbacks.
 """
 
-import copy
 import functools
 from collections.abc import Callable
-from dataclasses import fields
 from types import MethodType
 from typing import Any
 
-import torch
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import (
     PrinterCallback,
@@ -24,6 +21,8 @@ from transformers.trainer_callback import (
 from relight.integrations.trainers.own_names import MadeIn, Show, names_in
 from relight.integrations.trainers.refused import transformers as refused
 from relight.integrations.transformers.logs import Logs
+from relight.integrations.transformers.settings import Settings
+from relight.integrations.transformers.values import copied, is_plain, like, names_of
 from relight.script_files import is_script_file
 
 _OF_RANK = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "log_history"}
@@ -31,7 +30,6 @@ _REPORTERS = (PrinterCallback, ProgressCallback, *INTEGRATION_TO_CALLBACK.values
 _LIBRARIES = ("transformers.", "trl.")
 _CALLED = ("data_collator", "compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics")
 _BESIDE_STEPS = ("on_init_end", "on_train_begin", "on_train_end", "on_predict")
-_PLAIN = (bool, int, float, str, type(None))
 
 
 class Progress:
@@ -50,10 +48,8 @@ class Progress:
         """Return plain values."""
         trainer, state = self._trainer, self._trainer.state
         return {
-            "state": {
-                each.name: getattr(state, each.name) for each in fields(TrainerState) if each.name not in _OF_RANK
-            },
-            "control": {name: getattr(trainer.control, name) for name in _names(TrainerControl)},
+            "state": {name: getattr(state, name) for name in names_of(TrainerState) if name not in _OF_RANK},
+            "control": {name: getattr(trainer.control, name) for name in names_of(TrainerControl)},
             "first": [self.first, trainer._initial_num_input_tokens_seen],
             "last_logged": trainer._globalstep_last_logged,
             "total_loss": trainer._total_loss_scalar,
@@ -84,6 +80,7 @@ class RankProgress:
         self._trainer = trainer
         self._dataset = dataset
         self._logs = logs
+        self._settings = Settings(trainer)
         self._left: set[int] = set()  # objects of the script's own classes, by `id`
         self._librarys = names_in(type(trainer), _LIBRARIES)
 
@@ -101,7 +98,7 @@ class RankProgress:
             if show(name, callback, lambda _name, _value: False):
                 self._left.add(id(callback))
             elif not type(callback).__module__.startswith(_LIBRARIES):
-                show(name, callback, lambda _name, value: _is_plain(value), of_library=True)
+                show(name, callback, lambda _name, value: is_plain(value), of_library=True)
         show("train_dataset", self._dataset, lambda _name, _value: False)  # callbacks may tell it the epoch
         for name in _CALLED:
             show(name, getattr(trainer, name, None), lambda _name, _value: False)
@@ -111,7 +108,7 @@ class RankProgress:
             raise refused.LATE_LAYER.error(refused.BY, made)
 
     def _keeps(self, name: str, value: Any) -> bool:
-        return name in self._librarys and (_is_plain(value) or _is_librarys(value))
+        return name in self._librarys and (is_plain(value) or _is_librarys(value))
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies."""
@@ -120,6 +117,7 @@ class RankProgress:
             "loss": trainer._tr_loss.clone(),
             "logs": self._logs.state_dict(),
             "history": [dict(entry) for entry in trainer.state.log_history],
+            "settings": self._settings.state_dict(),
             "attributes": self._attributes(trainer),
             "callbacks": [self._attributes(each) for each in trainer.callback_handler.callbacks],
         }
@@ -129,7 +127,7 @@ class RankProgress:
         if isinstance(thing, _REPORTERS) or (id(thing) in self._left and thing is not self._trainer):
             return {}
         librarys = self._librarys if id(thing) in self._left else vars(thing)
-        return {name: _copied(value) for name, value in vars(thing).items() if name in librarys and _is_plain(value)}
+        return {name: copied(value) for name, value in vars(thing).items() if name in librarys and is_plain(value)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
@@ -137,11 +135,12 @@ class RankProgress:
         trainer._tr_loss = saved["loss"].clone()
         self._logs.load_state_dict(saved["logs"])
         trainer.state.log_history = [dict(entry) for entry in saved["history"]]
+        self._settings.load_state_dict(saved["settings"])
         for name, value in saved["attributes"].items():
-            setattr(trainer, name, _like(vars(trainer).get(name), value))
+            setattr(trainer, name, like(vars(trainer).get(name), value))
         for callback, attributes in zip(trainer.callback_handler.callbacks, saved["callbacks"], strict=True):
             for name, value in attributes.items():
-                setattr(callback, name, _like(vars(callback).get(name), value))
+                setattr(callback, name, like(vars(callback).get(name), value))
 
 
 def _hooks_of(trainer: Any) -> tuple[list[MethodType], dict[str, Any]]:
@@ -153,42 +152,7 @@ def _hooks_of(trainer: Any) -> tuple[list[MethodType], dict[str, Any]]:
     return [*own, *hooks], {"model": trainer.model, "args": trainer.args, "optimizer": optimizer}
 
 
-def _names(kind: Any) -> list[str]:
-    return [each.name for each in fields(kind)]
-
-
 def _is_librarys(value: Any) -> bool:
     """Return whether a value is a function of a library, or one with some arguments, which the library makes anew."""
     code = getattr(value.func if isinstance(value, functools.partial) else value, "__code__", None)
     return code is not None and not is_script_file(code.co_filename)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, _PLAIN):
-        return True
-    if isinstance(value, torch.Tensor):
-        return value.is_leaf and not value.requires_grad
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
-    return type(value) is list and all(map(_is_plain, value))
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
-
-
-def _like(present: Any, value: Any) -> Any:
-    """A copy of a saved value, whose dicts are of the kind that this process has: a defaultdict stays one."""
-    if not isinstance(value, dict):
-        return _copied(value)
-    copied: dict[str, Any] = {}
-    if isinstance(present, dict):
-        copied = copy.copy(present)
-        copied.clear()
-    for key, each in value.items():
-        copied[key] = _like(present.get(key) if isinstance(present, dict) else None, each)
-    return copied

@@ -28,7 +28,7 @@ _IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
 if _IS_WORKER and dist.is_initialized():
     raise refused.INITIALIZED.error(refused.BY)
 _job = relight.init() if _IS_WORKER else None
-_KNOWN_OF_TRL = {("trainer", "SFTTrainer")}
+_KNOWN_OF_TRL = {("trainer", name) for name in ("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")}
 _CHANGES_A_MODEL = {"BEMACallback", "SyncRefModelCallback"}  # of TRL
 
 
@@ -165,6 +165,8 @@ def _refuse_trl(trainer: Any) -> None:
         return
     if (kinds[0].__module__.split(".")[1], kinds[0].__name__) not in _KNOWN_OF_TRL:
         raise trl.GENERATING.error(refused.BY, f"{kinds[0].__name__} of TRL is not supported, SFTTrainer is")
+    if getattr(trainer.args, "precompute_ref_log_probs", False):
+        raise trl.PRECOMPUTED.error(refused.BY)
     for callback in trainer.callback_handler.callbacks:
         if type(callback).__name__ in _CHANGES_A_MODEL:
             raise trl.CHANGES_A_MODEL.error(refused.BY, type(callback).__name__)
