@@ -93,10 +93,11 @@ def test_modes_of_the_script_count_as_without_a_failure(name: str, faults: tuple
     [
         ("corpora_by_name", ("kill rank 0 in BACKWARD of step 0",)),
         ("corpora_by_name", ("kill rank 0 in BACKWARD of step 2",)),
+        ("archive_explorer", ("kill rank 0 in BACKWARD of step 0", "kill rank 0 in BARRIER of step 8")),
         ("counting_sampler", ("kill rank 0 in BACKWARD of step 0", "kill rank 1 after step 5")),
     ],
 )
-def test_what_was_made_from_the_rank_is_that_of_the_rank(name: str, faults: tuple[str, ...]) -> None:
+def test_a_replacement_begins_with_what_the_rank_had(name: str, faults: tuple[str, ...]) -> None:
     ending = killed_in_phases(name, faults)
     verdict, words = judge(ending, undisturbed(name).digests)
     assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words

@@ -1,7 +1,7 @@
 """Values that are carried, on their way to a rank's successor: kept with the private state, and put in there."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -63,6 +63,7 @@ class Keeper:
         self._captures = 0
         self._last: _Trees = [], {}, {}  # as they were written last
         self._names = 0  # of objects, as of then
+        self._of_rebound: dict[str, bool] = {}
         self._was_unsettled = False
         self._moved: list[str] = []  # what is only shown, and was seen to change after it was kept for the first time
 
@@ -127,6 +128,8 @@ class Keeper:
         self._divide_mixed()
         trees: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         written = [(one, one.spot.get()) for one in self._kept.values() if one.is_written]
+        # First attributes of what a name happens to stand for: where that is a part of another value, that one counts.
+        written.sort(key=lambda pair: not self._is_of_rebound(pair[0].key))
         holders = self._holders() if any(kind_of(value) in _CONTAINERS for _, value in written) else {}
         writers = [Writer(catalog.homes, catalog.parts, holders) for _ in trees]
         for one, value in written:
@@ -187,14 +190,25 @@ class Keeper:
         return True
 
     def _holders(self) -> dict[int, str]:
-        """Objects of which only attributes are carried, by `id`: a value that refers to one means that very object."""
+        """Objects of which only attributes are carried, by `id`: a value that refers to one means that very object.
+
+        Not what a name stands for that steps bind to another object now and then: a replacement's means its first one.
+        """
         holders: dict[int, str] = {}
+        rebound = self._catalog.comparison.rebound
         for name, holder in _holders_of(tuple(key for key, one in self._kept.items() if one.is_written)):
-            if name not in self._kept:
+            if name not in self._kept and not _is_in(holder, rebound):
                 spot = self._catalog.loop.spots.find(holder)
                 if spot is not None and kind_of(thing := spot.get()) == "object":
                     holders.setdefault(id(thing), name)
         return holders
+
+    def _is_of_rebound(self, key: str) -> bool:
+        """Return whether a place is an attribute of an object that a name or attribute stands for only now and then."""
+        found = self._of_rebound.get(key)
+        if found is None:
+            found = self._of_rebound[key] = _is_in(place_of(key)[:-1], self._catalog.comparison.rebound)
+        return found
 
     def _written_down(self, one: Kept, value: Any, weigh: bool, writer: Writer) -> Any:
         """The tree of a value, which may be None; NEVER: it was left out."""
@@ -247,6 +261,11 @@ def _holders_of(keys: tuple[str, ...]) -> list[tuple[str, Place]]:
     """Return the objects that have the attributes among these places: their keys and places."""
     found = [(holder, kind) for *holder, (kind, _, _) in map(place_of, keys)]
     return [(key_of(tuple(holder)), tuple(holder)) for holder, kind in found if kind == "attribute" and holder]
+
+
+def _is_in(place: Place, rebound: Collection[Place]) -> bool:
+    """Return whether a place is one of these, or in one."""
+    return any(place[:length] in rebound for length in range(1, len(place) + 1))
 
 
 def _is_class_at_home(one: Kept, value: Any) -> bool:
