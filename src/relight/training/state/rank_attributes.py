@@ -102,7 +102,9 @@ class RankAttributes:
             self._is_a_guess = any(path not in tree for path in self._moved)
             self._log.adopt(tree)
         else:
-            self._is_a_guess = any(path not in tree or tree[path] != value for path, value in others.items())
+            self._is_a_guess = any(
+                path not in tree or _encode(tree[path]) != _encode(value) for path, value in others.items()
+            )
             self._log.adopt({path: value for path, value in tree.items() if path not in others})
 
     def lost(self, late: Sequence[str]) -> str | None:

@@ -66,7 +66,7 @@ class Replica:
 
     def _module_tree(self, owner: str, module: nn.Module) -> dict[str, Any]:
         copies, private = self._division.copies, self._private.buffers
-        tensors: dict[str, Any] = {n: p for n, p in module.named_parameters() if id(p) not in copies}
+        tensors: dict[str, Any] = {n: p for n, p in self._parameters_of(owner, module) if id(p) not in copies}
         tensors.update((n, b) for n, b in module.named_buffers() if (owner, n) not in private)
         extra = {
             name: child.get_extra_state()
@@ -74,6 +74,12 @@ class Replica:
             if type(child).get_extra_state is not nn.Module.get_extra_state
         }
         return {"tensors": tensors, "extra": extra}
+
+    def _parameters_of(self, owner: str, module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """Return its parameters by their names, and in the order, as handed over: steps may have pruned it since."""
+        live = {id(parameter): (name, parameter) for name, parameter in module.named_parameters()}
+        known = ((name, live.pop(id(p), None)) for (of, name), p in self._slots.parameters.items() if of == owner)
+        return [*((name, found[1]) for name, found in known if found is not None), *live.values()]
 
     def _optimizer_tree(self, name: str) -> dict[str, Any]:
         has_own_numbers = name in self._private.with_own_numbers
@@ -123,7 +129,7 @@ class Replica:
         """
         handed = self._handed
         shapes = {
-            name: [(n, str(p.dtype), list(p.shape)) for n, p in module.named_parameters()]
+            name: [(n, str(p.dtype), list(p.shape)) for n, p in self._parameters_of(name, module)]
             for name, module in handed.modules.items()
         }
         return digest_of(Flat([shapes, self._built_groups, sorted(handed.objects), sorted(handed.per_rank)]), [])
@@ -158,7 +164,7 @@ class Replica:
 
     def _refuse_other_structure(self, modules: dict[str, Any]) -> None:
         for name, part in modules.items():
-            unknown = [tensor for tensor in part["tensors"] if (name, tensor) not in self._slots.index]
+            unknown = [tensor for tensor in part["tensors"] if not self._slots.has_place((name, tensor))]
             if unknown:
                 raise UsageError(
                     f"steps have changed how {name} is built: it has a {unknown[0]} where it was trained, and none in "
@@ -176,7 +182,7 @@ class Replica:
         found: dict[int, torch.Tensor] = {}
         for owner, part in numbered["modules"].items():
             module = self._handed.modules[owner]
-            own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            own = {**dict(self._parameters_of(owner, module)), **dict(module.named_buffers())}
             found |= {number: own[name] for name, number in part["tensors"].items() if name in own}
         for owner, part in numbered["optimizers"].items():
             parameters = self._members.in_copy(owner, part)

@@ -26,6 +26,7 @@ from relight.training.state.modules.slots import Slots
 from relight.training.state.modules.structure import Structure
 from relight.training.state.optimizers.gradients import Gradients
 from relight.training.state.optimizers.members import OptimizerMembers
+from relight.training.state.pruned import Pruned
 from relight.training.state.rank_attributes import RankAttributes
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.replica import Replica
@@ -72,6 +73,7 @@ class TrackedState:
         self.identities = Identities(handed, slots, self.zero)
         self.settings = TorchSettings()
         self.structure = Structure(handed.modules, handed.optimizers)
+        self.pruned = Pruned(handed.modules)
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         modules_of_rank = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
         own = [parameter for module in modules_of_rank for parameter in module.parameters()]
@@ -116,10 +118,13 @@ class TrackedState:
 
         Returns why the bits cannot be those of an undisturbed run, or "".
         """
+        if self.pruned.adopt(meta.get("pruned", {})):
+            self.slots.refresh()
         memory = groups_in(meta["memory"]) if "memory" in meta else None
         differing = self.replica.adopt(tree, meta["private_buffers"], memory)
+        left_out = self.pruned.adopt_results(meta.get("pruned_results", ""))
         if not differing:
-            return ""
+            return left_out
         return (
             f"{differing}: tensors that share memory where the state was copied from, and cannot in its replacement, "
             "or the other way round. Give each memory of its own (clone, deepcopy)"
@@ -157,6 +162,8 @@ class TrackedState:
             "memory": self.replica.memory.describe(),
             "modes": modes_of(self.modules),
             "structure": self.structure.described(),
+            "pruned": self.pruned.described(),
+            "pruned_results": self.pruned.results(),
             "settings": shared_settings(),
             "attributes": self.rank_attributes.describe(),
         }

@@ -31,6 +31,7 @@ class ImagePlan:
         self._changes = changes
         self._images = images
         self._steps_to_learn = LEARNING_STEPS
+        self._index = self._slots.index  # as of the last look for buffers that are gone
         # Tensors that steps change without an optimizer's doing: in front of the barrier's place, and after it.
         self._early: dict[Key, None] = {}
         self._late: dict[Key, None] = {}
@@ -56,6 +57,7 @@ class ImagePlan:
     # --- a step -------------------------------------------------------------------------------------------------
     def begin(self, *, has_pattern: bool) -> None:
         """Copy tensors that are known to change before the barrier; `has_pattern`: its place is known."""
+        self._forget_removed()
         self._written_at, self._changed_at, self._uncopied = [], [], {}
         self._to_check, self._suspects = self._suspects, set()
         if self._steps_to_learn:
@@ -76,6 +78,21 @@ class ImagePlan:
             self._note_newcomers(self._changes.written(self._changes.scan()))
         self._images.take(keys)
         self._written_at.append(set(keys))
+
+    def see_assigned(self, assigned: list[Key]) -> None:
+        """These buffers the step has assigned: they are state of this rank alone."""
+        self._private.buffers.update(assigned)
+        self._forget_removed()
+
+    def _forget_removed(self) -> None:
+        """Steps may have removed buffers (masks of pruned layers), where they were looked up since."""
+        if self._slots.index is self._index:
+            return
+        self._index = index = self._slots.index
+        self._private.buffers &= index.keys()
+        self._early, self._late = ({key: None for key in found if key in index} for found in (self._early, self._late))
+        self._suspects &= index.keys()
+        self._still = {key: copied for key, copied in self._still.items() if key in index}
 
     def before_mode(self, module: torch.nn.Module) -> None:
         """A module goes to training or evaluation: its buffers may change from here on, and did not before."""
@@ -145,6 +162,7 @@ class ImagePlan:
 
     def commit(self) -> None:
         """The step counts: keep the memory of its copies for the next one."""
+        self._forget_removed()
         self._images.drop(keep=not self._steps_to_learn)
         if self._steps_to_learn == 1:
             self._copy_what_is_still()

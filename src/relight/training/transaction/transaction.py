@@ -216,10 +216,10 @@ class Transaction:
         self.is_open = False
         self._changes.access.watch_methods(False)
         self._images.commit()
-        self._plan.commit()
         if self._changes.buffers_were_assigned:
             self._changes.look_again()
             now = self._changes.scan()
+        self._plan.commit()
         self._changes.end(now)
 
     def give_memory_back(self) -> None:
@@ -270,4 +270,4 @@ class Transaction:
     def _see_assigned_buffers(self) -> None:
         """Buffers that the step has assigned are state of this rank alone."""
         if self._changes.buffers_were_assigned:
-            self._state.rank_private.buffers.update(self._changes.see_assigned())
+            self._plan.see_assigned(self._changes.see_assigned())

@@ -274,4 +274,4 @@ def destination_for(own: torch.Tensor | None, spec: TensorSpec, *, on_device: bo
 
 def _shared(meta: dict[str, Any]) -> dict[str, Any]:
     """Less what a source says of itself alone."""
-    return {key: value for key, value in meta.items() if key != "attributes"}
+    return {key: value for key, value in meta.items() if key not in ("attributes", "pruned_results")}

@@ -67,18 +67,25 @@ class Slots:
     @property
     def buffers(self) -> dict[Key, torch.Tensor]:
         """The buffers as they are now."""
-        return {key: table[leaf] for key, (table, leaf) in self._tables.items()}
+        return {key: table[leaf] for key, (table, leaf) in self._tables.items() if leaf in table}
 
     def get(self, key: Key) -> torch.Tensor:
         found = self.parameters.get(key)
         if found is not None:
             return found
         table, leaf = self._tables[key]
-        buffer: torch.Tensor = table[leaf]
-        return buffer
+        buffer: torch.Tensor | None = table.get(leaf)
+        return self.tensors[self.index[key]] if buffer is None else buffer  # a step has just removed it (a mask)
 
     def set(self, key: Key, value: torch.Tensor) -> None:
-        """Put a received value into a parameter or buffer; if that is divided over ranks, into this rank's part."""
+        """Put a received value into a parameter or buffer; if that is divided over ranks, into this rank's part.
+
+        A buffer that steps have registered where it comes from is registered here as well.
+        """
+        if key not in self.index and (table := self._table_for(key)) is not None:
+            device = next((one.device for one in self.parameters.values()), value.device)
+            table[key[1].rpartition(".")[2]] = value.to(device, copy=True)
+            self.refresh()
         slot = self.get(key)
         live = local_part(slot)
         is_alike = live.shape == value.shape and live.dtype == value.dtype
@@ -87,6 +94,16 @@ class Slots:
                 live.copy_(value)
         else:  # an observer's buffer, say, that takes its shape from the first batch
             self.replace(key, value.to(live.device))  # also if steps have changed how it lies in memory
+
+    def has_place(self, key: Key) -> bool:
+        """Return whether there is such a parameter or buffer, or a module that can be given one."""
+        return key in self.index or self._table_for(key) is not None
+
+    def _table_for(self, key: Key) -> dict[str, Any] | None:
+        owner, name = key
+        module = self._modules.get(owner)
+        found = dict(module.named_modules()).get(name.rpartition(".")[0]) if module is not None else None
+        return buffers_in(found) if found is not None else None
 
     def with_siblings(self, keys: list[Key]) -> list[Key]:
         """Return these, and all buffers of the modules of those that are buffers.

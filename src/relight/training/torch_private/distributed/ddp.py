@@ -171,7 +171,7 @@ class BucketLayout:
         ddp.reducer._remove_autograd_hooks()
         strides = self._built if self._known is None else self._rebuilt
         with _taking_gradients_as_made(ddp), _laid_out_as_made(ddp, strides):
-            parameters, sparse = ddp._build_params_for_reducer()
+            parameters, sparse = _reducible_as_made(ddp)
             names = ddp._build_debug_param_to_name_mapping(parameters)
             with _buckets_given(self._known[1]) if self._known is not None else contextlib.nullcontext():
                 ddp._ddp_init_helper(parameters, sparse, names, is_static)
@@ -218,6 +218,20 @@ def _taking_gradients_as_made(ddp: Any) -> Iterator[None]:
     finally:
         for parameter, took in before:
             parameter.requires_grad_(took)
+
+
+def _reducible_as_made(ddp: Any) -> tuple[list[Any], list[bool]]:
+    """Return the parameters to reduce, in the order as made, and which are sparse: steps may have pruned modules since.
+
+    A wrapper that was made around a module without buffers goes on broadcasting none.
+    """
+    buffers = ddp.modules_buffers
+    parameters, sparse = ddp._build_params_for_reducer()
+    if not buffers:
+        ddp.modules_buffers = buffers
+    places = {id(parameter): place for place, parameter in enumerate(_reduced.get(ddp, ()))}
+    pairs = sorted(zip(parameters, sparse, strict=True), key=lambda pair: places.get(id(pair[0]), len(places)))
+    return [parameter for parameter, _ in pairs], [is_sparse for _, is_sparse in pairs]
 
 
 def strides_in(ddp: Any) -> list[list[int]]:
