@@ -60,6 +60,7 @@ ALONE_DIFFERS = {
     "preferences.py": ("dpo", "kto", "reward", "adalora"),
 }
 REFUSED = {
+    ("trainers.py", "keeps_iterator"): "it reads on in an iterator that an earlier step made",
     ("trainers.py", "iterable"): "the training data is an IterableDataset",
     ("trainers.py", "ema_module"): "that a step has made, changes from step to step",
     ("trainers.py", "late_average"): "AveragedModel (trainers.py:",

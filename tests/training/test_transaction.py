@@ -832,3 +832,19 @@ def test_optimizers_inside_optimizers_are_tracked() -> None:
 
     state = TrackedState({"model": net}, {"optimizer": Around()}, {}, {})  # type: ignore[dict-item]
     assert list(state.optimizers) == ["optimizer.inner"]
+
+
+def test_gradients_that_an_update_has_left_are_told_from_those_of_a_later_backward_pass(run: Any) -> None:
+    """`zero_grad` comes at the head of the step, or in it; a step that trains nothing leaves the old ones."""
+    script = run(plain)
+    gradients = script.state.gradients
+    for to_none in (True, False):
+        gradients.see()
+        script.optimizers[0].zero_grad(set_to_none=to_none)
+        script.train()
+        assert gradients.have_come()
+        gradients.see()
+        assert gradients.are_waiting()
+        assert not gradients.have_come()
+        script.train()  # goes on adding
+        assert gradients.have_come()

@@ -12,7 +12,8 @@ from typing import Any
 import trl
 from transformers import PreTrainedModel
 
-from relight.integrations.transformers import RelightMixin
+from relight.integrations.trainers.refused import trl as refused
+from relight.integrations.transformers.trainer import IS_WORKER, RelightMixin
 
 _enable = PreTrainedModel.enable_input_require_grads
 
@@ -34,11 +35,22 @@ class SFTTrainer(RelightMixin, trl.SFTTrainer):  # type: ignore[misc]
     """`trl.SFTTrainer` that survives failures."""
 
 
-class DPOTrainer(RelightMixin, trl.DPOTrainer):  # type: ignore[misc]
+class _WithReference(RelightMixin):
+    """A trainer that asks a reference model."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raise UsageError for what the trainer would do on all ranks together while it is made."""
+        given = (*args, *kwargs.values())
+        if IS_WORKER and any(getattr(one, "precompute_ref_log_probs", False) for one in given):
+            raise refused.PRECOMPUTED.error("relight.integrations.trl")
+        super().__init__(*args, **kwargs)
+
+
+class DPOTrainer(_WithReference, trl.DPOTrainer):  # type: ignore[misc]
     """`trl.DPOTrainer` that survives failures."""
 
 
-class KTOTrainer(RelightMixin, trl.KTOTrainer):  # type: ignore[misc]
+class KTOTrainer(_WithReference, trl.KTOTrainer):  # type: ignore[misc]
     """`trl.KTOTrainer` that survives failures."""
 
 

@@ -169,6 +169,28 @@ def iterable():
     train(trainer(data=Endless(), args=arguments(max_steps=10)))
 
 
+def keeps_iterator():
+    """Data without labels, from a loader of its own that goes round and round."""
+
+    class Mine(Trainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.loader = DataLoader(tokens(40, 3), batch_size=4, shuffle=True, collate_fn=default_data_collator)
+            self.other = iter(self.loader)
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            try:
+                other = next(self.other)
+            except StopIteration:
+                self.other = iter(self.loader)
+                other = next(self.other)
+            out = model(**inputs)
+            loss = out.loss + model(**other).logits.pow(2).mean()
+            return (loss, out) if return_outputs else loss
+
+    train(trainer(Mine))
+
+
 def finds_batch_size():
     train(trainer(args=arguments(auto_find_batch_size=True)))
 

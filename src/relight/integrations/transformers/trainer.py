@@ -24,10 +24,10 @@ from relight.script_files import adopt_caller
 
 __all__ = ["RelightMixin", "Seq2SeqTrainer", "Trainer", "TrainingArguments"]
 
-_IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
-if _IS_WORKER and dist.is_initialized():
+IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
+if IS_WORKER and dist.is_initialized():
     raise refused.INITIALIZED.error(refused.BY)
-_job = relight.init() if _IS_WORKER else None
+_job = relight.init() if IS_WORKER else None
 _KNOWN_OF_TRL = {("trainer", name) for name in ("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer")}
 _CHANGES_A_MODEL = {"BEMACallback", "SyncRefModelCallback"}  # of TRL
 
@@ -45,7 +45,7 @@ class RelightMixin:
 
         It may be started when the directory has another newest checkpoint, or one that is only half written.
         """
-        if _IS_WORKER:
+        if IS_WORKER:
             adopt_caller(sys._getframe(1))
             refuse_unsupported(self, trial)
             self._refuse_second()
@@ -69,7 +69,7 @@ class RelightMixin:
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        if not _IS_WORKER:
+        if not IS_WORKER:
             inner: Any = super()
             return inner._inner_training_loop(batch_size, args, resume_from_checkpoint, trial, ignore_keys_for_eval)
         started = time.time()
@@ -108,7 +108,7 @@ class RelightMixin:
     def store_flos(self) -> None:
         """Add the operations of all ranks, unless the run is over and its last step has done so."""
         trainer: Any = self
-        if self._run is not None or trainer.current_flos or not _IS_WORKER:
+        if self._run is not None or trainer.current_flos or not IS_WORKER:
             inner: Any = super()
             inner.store_flos()
 

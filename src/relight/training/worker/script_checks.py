@@ -123,7 +123,7 @@ class ScriptChecks:
     def see_update(self, *, trained: bool) -> None:
         """The block of a step has ended. Warn of gradients that are pending if it trained nothing."""
         self._saw_update |= trained
-        if trained or not self._parts.state.gradients.are_waiting():
+        if trained or not self._parts.state.gradients.have_come():
             return
         self._runtime.notices.say(
             "accumulate",

@@ -113,6 +113,12 @@ LATE_MODULE = Refusal(
     "make it in __init__ or on_train_begin, or keep a dict of tensors",
     when="in the first steps; later only said, and the bits are not vouched for after a failure",
 )
+KEPT_ITERATOR = Refusal(
+    "an iterator over other data that a Trainer or callback keeps (`self.other = iter(loader)`, `next(self.other)`)",
+    "neither a repeated step nor a replacement could find its place in it",
+    "one dataset that gives both, or read the other one by an index made of state.global_step",
+    when="in the second step",
+)
 TABLE = (
     *TRAINER,
     SEARCH,
@@ -121,6 +127,7 @@ TABLE = (
     OWN_LOOP,
     SECOND,
     ITERABLE,
+    KEPT_ITERATOR,
     DISPATCHED,
     INITIALIZED,
     EPOCH_STOP,

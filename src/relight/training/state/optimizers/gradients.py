@@ -4,6 +4,7 @@ Those of parameters in no optimizer's group nothing makes zero, so that they add
 repeated for a comparison finds them again; after a recovery they are known to be lost.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.members import OptimizerMembers
 from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.distributed.mesh import is_distributed
+from relight.training.torch_private.tensors import version_of
 from relight.transfer.io.codec import local_part
 
 
@@ -40,6 +42,7 @@ class Gradients:
         self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
         # Whether they were None, not zeros, when the step under way started; also those of `per_rank` modules.
         self.to_none = self._own_to_none = True
+        self._left: list[tuple[Any, int]] = []  # marks of those that were there then
         self._notes_each = False
         self._had: list[int] = []  # by parameter, as the step began
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and what they had
@@ -51,6 +54,7 @@ class Gradients:
         first = next(iter(self._parameters), None)
         self.to_none = first is None or first.grad is None
         self._own_to_none = not self._own or self._own[0].grad is None
+        self._left = [] if self.to_none else _marks_of(self._parameters)
         if self._notes_each:
             self._had = gradients_of(self._parameters)
         if keep or self._kept:
@@ -70,6 +74,16 @@ class Gradients:
     def are_waiting(self) -> bool:
         """Return whether some are waiting for an optimizer step."""
         return have_gradients(self._parameters)
+
+    def have_come(self) -> bool:
+        """Return whether some are waiting, and are not those that an earlier update has left, as the step began.
+
+        Many scripts call `zero_grad` at the head of a step, before its backward pass.
+        """
+        marks = zip(self._left, _marks_of(self._parameters), strict=False)
+        if self._left and all(before is now and old == new for (before, old), (now, new) in marks):
+            return False
+        return self.are_waiting()
 
     def put_back(self) -> None:
         """Make them what `see` has kept."""
@@ -120,6 +134,11 @@ class Gradients:
         for parameter in self._own:
             if parameter.grad is not None:
                 parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
+
+
+def _marks_of(parameters: Iterable[torch.Tensor]) -> list[tuple[Any, int]]:
+    """Return a reference to each gradient, which keeps no memory and is one for a gradient, and what it counts."""
+    return [(weakref.ref(g), version_of(g)) if (g := p.grad) is not None else (None, 0) for p in parameters]
 
 
 def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:
