@@ -317,9 +317,9 @@ def _module_of(value: Any) -> Any:
 def attributes_of_parts(parts: Parts, *, kept: bool = False) -> Iterator[tuple[Place, Any]]:
     """Values on modules and parameters that were handed over, less their own state; `kept`: with plain attributes."""
     for root, owner in _roots_of(parts):
-        for attribute, value in list(vars(owner).items()):
-            is_plain = kept and attribute[0] != "_" and attribute not in OWN_ATTRIBUTES
-            if is_plain or is_of_script(owner, attribute, value):
+        own = OWN_ATTRIBUTES if isinstance(owner, nn.Module) else ()
+        for attribute, value in [one for one in list(vars(owner).items()) if one[0] not in own]:
+            if (kept and attribute[0] != "_") or is_of_script(owner, attribute, value):
                 yield (root, ("attribute", attribute, "")), value
 
 

@@ -6,7 +6,7 @@ replacement has the same parts at other addresses, so what is carried is the nam
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,21 +60,8 @@ class References:
 
     def at(self, name: Name) -> Any:
         """Return the part of this name. Raises LookupError if this process has none."""
-        find: dict[str, Callable[..., Any]] = {
-            "module": lambda owner, path: self._modules[owner].get_submodule(path),
-            "object": self._objects.__getitem__,
-            "optimizer": self._optimizers.__getitem__,
-            "groups": lambda optimizer: self._optimizers[optimizer].param_groups,
-            "group": lambda optimizer, index: self._optimizers[optimizer].param_groups[index],
-            "members": lambda optimizer, index: self._optimizers[optimizer].param_groups[index]["params"],
-            "states": lambda optimizer: self._optimizers[optimizer].state,
-            "state": lambda optimizer, owner, path: self._optimizers[optimizer].state[self._slot(owner, path)],
-            "tensor": lambda part, geometry: _view(self.at(part), geometry),
-            "slot": self._slot,
-            "entry": lambda part, key: self.at(part)[key],
-        }
         try:
-            return find[name[0]](*name[1:])
+            return self._part(*name)
         except (KeyError, IndexError, AttributeError) as error:
             raise LookupError(f"no {' '.join(map(str, name))} in this process") from error
 
@@ -85,6 +72,34 @@ class References:
                 yield ("module", owner, path), inner
         for key, parameter in self._slots.parameters.items():
             yield ("slot", *key), parameter
+
+    def _part(self, kind: str, first: Any, second: Any = None, path: str = "") -> Any:
+        match kind:
+            case "module":
+                return self._modules[first].get_submodule(second)
+            case "slot":
+                return self._slot(first, second)
+            case "tensor":
+                return _view(self.at(first), second)
+            case "entry":
+                return self.at(first)[second]
+            case "object":
+                return self._objects[first]
+        optimizer = self._optimizers[first]
+        match kind:
+            case "groups":
+                return optimizer.param_groups
+            case "group":
+                return optimizer.param_groups[second]
+            case "members":
+                return optimizer.param_groups[second]["params"]
+            case "states":
+                return optimizer.state
+            case "state":
+                return optimizer.state[self._slot(second, path)]
+            case "optimizer":
+                return optimizer
+        raise KeyError(kind)
 
     def _slot(self, owner: str, path: str) -> torch.Tensor:
         return self._slots.get((owner, path))
