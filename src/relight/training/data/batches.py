@@ -9,8 +9,9 @@ from relight.training.connection.page import PositionPage
 from relight.training.data import rng
 from relight.training.data.feed import install
 from relight.training.data.grouping import Groups
+from relight.training.data.loaders import LoaderSource
 from relight.training.data.reach import Reach
-from relight.training.data.sources import FunctionSource, NoSource, make_source
+from relight.training.data.sources import CombinedSource, FunctionSource, NoSource, StatefulSource, make_source
 from relight.training.data.strays import watch
 from relight.training.state.digest import batch_digest
 from relight.training.torch_private.script_modes import hidden_from_modes, sees_calls
@@ -167,9 +168,11 @@ class Batches:
         self._adopt(self._page.read_private_tree(step), step, rank)
 
     def restore_position(self, step: int, rank: int) -> None:
-        """Restore the place once values of the data were set anew, if more than the number of the step says it."""
-        if self._source.state() is not None:
+        """Restore data with a `state_dict` once its values were set to the rank's; other data begins with these."""
+        if isinstance(self._source, StatefulSource):
             self.restore(step, rank)
+        elif isinstance(self._source, (LoaderSource, CombinedSource)):
+            self._source.take_numbers()
 
     def epoch(self, step: int) -> int:
         return self._source.epoch(self._groups.first(step))

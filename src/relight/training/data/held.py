@@ -36,6 +36,12 @@ class Held:
         for path in self._reach.values:
             self._first.setdefault(path, ABSENT)
 
+    def take_numbers(self) -> None:
+        """Numbers were set to those of the rank that this process has taken: it counts from these."""
+        for path, place in self._reach.values.items():
+            if isinstance(value := place.get(), (bool, int, float)) and path in self._first:
+                self._first[path] = value
+
     def shares_with(self, other: "Held") -> bool:
         """Return whether some generator is reached from both."""
         own = {id(generator) for generator in self._reach.generators.values()}

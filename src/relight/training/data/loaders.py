@@ -15,7 +15,7 @@ from relight.training.data.feed import Feed, draws_at_once
 from relight.training.data.held import Held, State
 from relight.training.data.rng import capture, put_back, seed_everything, streams_kept
 from relight.training.state.digest import batch_digest
-from relight.training.torch_private.loaders import ITERATION, index_sampler_of
+from relight.training.torch_private.loaders import ITERATION, end_persistent_workers, index_sampler_of
 
 _LOOKS = 3  # of the first batches: some generators are made when the first item is read
 
@@ -67,6 +67,12 @@ class LoaderSource:
         last = batch if self._skips and draws_at_once(index_sampler_of(self._loader)) else max(batch - 1, 0)
         self._epoch = last // length if length else 0
         self._offset = batch - self._epoch * length if length else 0  # if it has no length, `restore` comes next
+
+    def take_numbers(self) -> None:
+        """Values of dataset and sampler were set to those of the rank, right after `position`."""
+        for held in self._parts():
+            held.take_numbers()
+        end_persistent_workers(self._loader)
 
     def state(self) -> Any:
         index_held, fetch_held = self._parts()

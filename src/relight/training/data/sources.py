@@ -254,6 +254,11 @@ class CombinedSource:
         batches = {key: part.next() for key, part in self._parts.items()}
         return batches if self._kind is dict else self._kind(batches.values())
 
+    def take_numbers(self) -> None:
+        """Values of datasets and samplers were set to those of the rank."""
+        for loader in self._loaders():
+            loader.take_numbers()
+
     def state(self) -> Any:
         states = {key: part.state() for key, part in self._parts.items()}
         return states if any(state is not None for state in states.values()) else None

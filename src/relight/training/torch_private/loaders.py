@@ -102,3 +102,9 @@ def replace_fetch_methods(methods: FetchMethods) -> None:
 def is_resumption(message: Any) -> bool:
     """True if a message to a worker that is kept for another epoch has it call the dataset's `__iter__` again."""
     return type(message).__name__ == "_ResumeIteration"
+
+
+def end_persistent_workers(loader: Any) -> None:
+    """Let the next epoch begin with new worker processes: these hold the dataset as it was when they started."""
+    if getattr(loader, "persistent_workers", False):
+        loader._iterator = None
