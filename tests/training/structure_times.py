@@ -54,6 +54,10 @@ ACTIONS = {
         "if 'parametrizations' not in net.body._modules:\n torch.nn.utils.parametrizations.weight_norm(net.body)"
     ),
     "weights are pruned": "torch.nn.utils.prune.l1_unstructured(net.body, 'weight', 0.3)",
+    "pruned in turn": (
+        "if 'weight_mask' in net.body._buffers: torch.nn.utils.prune.remove(net.body, 'weight')\n"
+        "else: torch.nn.utils.prune.l1_unstructured(net.body, 'weight', 0.3)"
+    ),
     "weights are masked": "net.body.weight.data[0] = 0.0",
     "weights are written": "torch.nn.init.constant_(net.body.weight, 0.25)",
     "weights by a view": "with torch.no_grad():\n net.body.weight.view(-1)[0].mul_(0.5)",
@@ -61,6 +65,16 @@ ACTIONS = {
     "a parameter is assigned": "net.body.weight = torch.nn.Parameter(net.body.weight.detach() * 0.5)",
     "a buffer is registered": "net.register_buffer('extra', torch.ones(1, dtype=torch.float64))",
     "evaluation": "net.drop.eval()",
+    "in another dtype for a moment": "net.body.bfloat16().double()",
+    "momentum is loaded": (
+        "saved = opt.state_dict()\nfor one in saved['state'].values():\n"
+        " one['momentum_buffer'] = one['momentum_buffer'] * 0.5\nopt.load_state_dict(saved)"
+    ),
+    "a parameter gives way to an equal one": "net._parameters['gain'] = torch.nn.Parameter(net.gain.detach().clone())",
+    "a number of a module": "net.scale *= 0.9",
+    "a container of a module": "net.table[0] *= 0.9",
+    "a tensor of a module": "net.kept = net.kept * 0.9",
+    "a tensor of a module in place": "net.kept.mul_(0.9)",
     "a layer is reset": "net.body.reset_parameters()",
     "a state is loaded": "net.body.load_state_dict({n: t * 0.5 for n, t in net.body.state_dict().items()})",
 }
@@ -79,13 +93,14 @@ class Net(torch.nn.Module):
   make = lambda: torch.nn.Linear(2, 2, dtype=torch.float64)
   self.body, self.frozen, self.late, self.head = make(), make(), make(), make()
   self.heads, self.act, self.drop = torch.nn.ModuleList([make(), make()]), torch.nn.Tanh(), torch.nn.Dropout(0.3)
-  self.active = 0
+  self.active, self.scale, self.table, self.kept = 0, 1.0, [1.0], torch.ones(1, dtype=torch.float64)
+  self.gain = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
  def forward(self, x):
   hidden = self.drop(self.act(self.frozen(self.body(x)))) + self.late(x)
-  return self.head(self.heads[self.active](hidden))
+  return self.head(self.heads[self.active](hidden)) * self.scale * self.table[0] * self.kept * self.gain
 net = Net()
 net.frozen.requires_grad_(False)
-trained = [*net.body.parameters(), *net.heads.parameters(), *net.head.parameters()]
+trained = [*net.body.parameters(), *net.heads.parameters(), *net.head.parameters(), net.gain]
 opt = torch.optim.SGD([{'params': trained[:2]}, {'params': trained[2:]}], lr=0.1, momentum=0.9)
 handle = net.body.register_forward_hook(lambda module, given, out: out * 1.1)
 hand_over(net, opt)

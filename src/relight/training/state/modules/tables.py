@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from relight.training.state.modules.hooks import hook_name
 from relight.training.torch_private.distributed.mesh import is_distributed
@@ -36,6 +37,7 @@ class ModuleTables:
         self._touched: list[Table] = []  # of these, since the last look
         self._live: list[Table] = []  # tables of parameters and submodules
         self._copies: list[Table] = []
+        self._of_one_element: list[tuple[Table, str, Any]] = []  # parameters: equal to any other one of their value
         self._all_buffers: list[Table] = []  # tables of buffers, the tensors of which steps may exchange
         self._buffers: list[Table] = []  # those that are not empty
         self._buffer_counts: list[int] = []
@@ -89,6 +91,8 @@ class ModuleTables:
         return ""
 
     def _are_same(self) -> bool:
+        if any(table.get(name) is not one for table, name, one in self._of_one_element):
+            return False
         try:
             return self._live == self._copies and list(map(len, self._all_buffers)) == self._buffer_counts
         except (RuntimeError, ValueError, TypeError):  # tensors have been compared, so one took another's place
@@ -103,6 +107,12 @@ class ModuleTables:
         with_parameters = [module for module in modules if id(module) not in self._divided]
         self._live = [*map(parameters_in, with_parameters), *map(modules_in, modules)]
         self._copies = list(map(dict.copy, self._live))
+        self._of_one_element = [
+            (table, name, one)
+            for table in map(parameters_in, with_parameters)
+            for name, one in table.items()
+            if isinstance(one, nn.Parameter) and (isinstance(one, UninitializedParameter) or one.numel() == 1)
+        ]
         self._all_buffers = list(map(buffers_in, modules))
         self._buffers = list(filter(None, self._all_buffers))
         self._buffer_counts = list(map(len, self._all_buffers))
