@@ -36,7 +36,6 @@ AS_ALONE = {
     "trainers.py": (
         *(
             "adversarial",
-            "averages_late",
             "clm",
             "contrastive",
             "curriculum",

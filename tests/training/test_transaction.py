@@ -428,32 +428,6 @@ def test_the_barrier_stays_at_the_end_until_every_optimizer_has_made_a_step(run:
     assert set(script.barriers) == {"end"}
 
 
-def test_the_barrier_stays_at_the_end_until_an_average_was_moved_at_the_head_of_a_step(run: Any) -> None:
-    """A callback that begins to average in step 4 writes before the step has computed its gradients."""
-
-    def averages(script: Script) -> None:
-        if script.number >= 4:
-            assert not script.transaction.before_write("average", None)
-            with torch.no_grad():
-                script.shadow.weight.lerp_(script.net.last.weight[:, :4], 0.5)
-        plain(script)
-
-    script = run(averages)
-    script.transaction.writers.add("average")
-    script.transaction.unused.add("average")
-    for _ in range(4):
-        script.step()
-    before = script.bits()
-    script.attempt()
-    assert not script.early
-    script.undo()
-    assert script.bits() == before
-    for _ in range(4):
-        script.step()
-    assert not script.transaction.surprise
-    assert set(script.barriers) == {"end"}
-
-
 @pytest.mark.parametrize("body", [late_collective, by_hand])
 def test_the_barrier_stays_at_the_end_if_more_follows(run: Any, body: Body) -> None:
     script = run(body)

@@ -43,8 +43,7 @@ class Transaction:
         self._images = StepImages(state, self._changes.access)
         self._plan = ImagePlan(state, self._changes, self._images.tensors)
         self._needs = Needs(state, collectives, carried or NothingCarried(), streams)
-        self.writers = set(state.optimizers)  # and averages that may first be moved in any step, before the optimizer
-        self.unused = set(self.writers)  # that have made no step since ranks last began to learn
+        self._unused = set(self._state.optimizers)  # that have made no step since ranks last began to learn
         self.is_open = False  # the step under way can be undone
         self.has_new_writer = False  # an optimizer made its first step in the step under way
         self._is_early = False  # its barrier was passed in front of a write
@@ -65,7 +64,7 @@ class Transaction:
         """Learn anew on all ranks, after a recovery: a replacement has seen no step."""
         self.learner = self.learner.anew()
         self._plan.reset()
-        self.unused = set(self.writers)
+        self._unused = set(self._state.optimizers)
         self._changes.forget()
 
     # --- queries ------------------------------------------------------------------------------------------------
@@ -86,7 +85,9 @@ class Transaction:
         learnt = self.learner.learnt
         if learnt is not None and (self._is_early or not self._writes):
             return learnt
-        return observed(self._writes, self._needs.stirred, more_expected=bool(self.unused) or self._needs.more_expected)
+        return observed(
+            self._writes, self._needs.stirred, more_expected=bool(self._unused) or self._needs.more_expected
+        )
 
     @property
     def number(self) -> int:
@@ -144,8 +145,8 @@ class Transaction:
             writer: a name for what writes.
             optimizer: its name, if it is an optimizer.
         """
-        self.has_new_writer |= optimizer in self.unused
-        self.unused.discard(writer)
+        self.has_new_writer |= optimizer in self._unused
+        self._unused.discard(optimizer or "")
         if self.learner.stands_before(self._writes):
             return True
         self._needs.note(self._changes.scan(), len(self._writes))

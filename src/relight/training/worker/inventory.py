@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.swa_utils import AveragedModel
 
 from relight.core.protocol.events import Snapshot
 from relight.core.protocol.fault import Action
@@ -166,14 +165,7 @@ def take_inventory(
 
 
 def _join_integrations(state: TrackedState, carried: Carried, transaction: Transaction) -> None:
-    """Tell what an integration has handed over how to show objects of the script's, announce writes, and read hooks.
-
-    Callbacks move averages at the head of a step, from some step on: the step needs other ranks after that.
-    """
-    if _integrations(state):
-        averages = {name for name, module in state.modules.items() if isinstance(module, AveragedModel)}
-        transaction.writers |= averages
-        transaction.unused |= averages
+    """Tell what an integration has handed over how to show objects of the script's, announce writes, and read hooks."""
     for thing in _integrations(state):
         thing.join_training(carried.show, transaction.before_unusual_writes, carried.made_in)
 
