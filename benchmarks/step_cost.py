@@ -100,12 +100,12 @@ def parts_us(model: nn.Module) -> dict[str, float]:
     def private() -> None:
         page.write_private(next(numbers), encode_tree({**state.rank_private.tree(), **batches.private()}, "state"))
 
-    def fingerprints() -> None:
-        _ = state.fingerprint() == state.fingerprint()
-
     def streams() -> None:
         for purpose in ("step", "forward"):
             rng.seed_everything(0, purpose, next(numbers), 0)
+
+    def between() -> None:
+        state.rank_private.see_code(next(numbers), transaction.see_code_between())
 
     wanted, entered, ready = happened.StepWanted(), happened.StepEntered(), happened.GradientsReady()
     kept, passed = happened.PrivateKept(), happened.BarrierPassed()
@@ -121,7 +121,7 @@ def parts_us(model: nn.Module) -> dict[str, float]:
         "the batch, without its data": round(max(0.0, _median_us(draw) - streams_us), 2),
         "the step as a transaction": _median_us(step),
         "rank-private state beside the page": _median_us(private),
-        "nothing changed between two steps": _median_us(fingerprints),
+        "nothing changed between two steps": _median_us(between),
         "decisions of the worker": _median_us(decisions),
         "lineage": _median_us(lambda: next_lineage("0" * 16, 1000, 4)),
         f"{GATES} gates in a backward pass of {BACKWARD_S * 1e3:.0f} ms": gates_us(GATES),

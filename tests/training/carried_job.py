@@ -120,7 +120,7 @@ class Job:
         self._in_step = self._passed = self._wrote = False
         self._is_struck = False  # by a failure that this step has not noticed
         self._moved = (-1, "")  # the newest step in which values moved on that are only shown
-        self._boundary: Any = None  # the fingerprint of the state after the newest step
+        self._is_moved = False  # what is the rank's own, by code between two steps
         self._first_end: bytes | None = None  # of the step that is computed twice
 
     # --- what a script sees -----------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ class Job:
     # --- a step ---------------------------------------------------------------------------------------------------
     def _begin_turn(self, frame: FrameType, *, is_rehearsing: bool = False) -> None:
         if not is_rehearsing:
-            if self.transaction.undo_code(self.version):
-                self._boundary = self.state.fingerprint()
+            self.transaction.undo_code()
+            self._see_code()
             self._recover_late()
         doubt = self.carried.turn(frame)
         if not is_rehearsing:
@@ -210,14 +210,12 @@ class Job:
             return
         if f"before step {self.version}" in self._recorded:
             self._record("before", self._risk_now())
-        self._refuse_changes_between_steps()
         self.transaction.begin(keeps_gradients=self.version == TWICE)
 
-    def _refuse_changes_between_steps(self) -> None:
-        """As `ScriptChecks` does."""
-        changed = [key for key in self.transaction.changed_between_steps() if key in self.state.slots.parameters]
-        if self._boundary is not None and (changed or self._boundary != self.state.fingerprint()):
-            raise UsageError("parameters, groups, rates or schedulers changed between steps")
+    def _see_code(self) -> None:
+        """See what code between two steps has changed."""
+        changed = self.transaction.see_code_between()
+        self._is_moved = self.state.rank_private.see_code(self.version, changed) or self._is_moved
 
     def _tell_later(self) -> None:
         """Tell what was seen since the last step, or have a survivor tell it if a rank may be lost there."""
@@ -234,7 +232,8 @@ class Job:
             self._moved = self.version - 1, moved
             if self.moments and self.moments[-1].version == self.version:  # a survivor tells of a rank lost just there
                 self.moments[-1] = replace(self.moments[-1], told=self.moments[-1].told or moved)
-        return needs_keeping
+        is_moved, self._is_moved = self._is_moved, False
+        return is_moved or needs_keeping
 
     def enter(self, step: JobStep, frame: FrameType) -> None:
         seed_step(step.number)
@@ -310,7 +309,6 @@ class Job:
         self.carried.commit()
         self.writes.end_step()
         self._commits += 1
-        self._boundary = self.state.fingerprint()
         self._in_step, step.committed = False, True
         is_recorded = f"after step {self.version - 1}" in self._recorded
         if is_recorded or self._is_struck:
@@ -333,7 +331,7 @@ class Job:
         if (lasting := self.carried.roll_back()) is not None:
             raise UsageError(lasting)
         self._tell(self.carried.doubts.of_undone())
-        self.transaction.begin_code_after_undo(self.version)
+        self.transaction.begin_code_after_undo()
         return True
 
     # --- failures -------------------------------------------------------------------------------------------------
@@ -345,7 +343,7 @@ class Job:
         self._tell(self.transaction.changed_state())
         self._tell(self.carried.roll_back())
         self._recover()
-        self.transaction.begin_code_after_undo(self.version)
+        self.transaction.begin_code_after_undo()
 
     def _recover_late(self) -> None:
         """Recover from a failure at the end of the step before, after the code between steps."""
@@ -361,7 +359,6 @@ class Job:
         self._tell(self._risk_now())
         self.transaction.roll_back()
         self.state.gradients.clear()
-        self._boundary = self.state.fingerprint()
         self.transaction.reset()
 
     def _take(self, lost: Moment) -> None:
@@ -380,6 +377,8 @@ class Job:
         private = decode_tree(lost.private)
         state.rank_private.adopt(private)
         self._tell(self.carried.adopt(private.get("carried"), lost.noticed, lost.version))
+        for doubt in state.rank_private.lost(private.get("late")):
+            self._tell(doubt)
         state.gradients.to_none = meta["gradients_to_none"]
         state.adopt_modes(meta["modes"])
         adopt_settings(meta["settings"])
@@ -390,13 +389,13 @@ class Job:
         self._tell(lost.told)
         self._tell(self._standing_risk())
         self.transaction.reset()
-        self._boundary = state.fingerprint()
         self.version = lost.version
         self._page[self.version] = lost.private
 
     def _keep(self, version: int, *, early: bool = False, between: bool = False) -> None:
         carried = self.carried.capture(early=early, compared=between)
-        tree = {**self.state.rank_private.tree(), **({"carried": carried} if carried else {})}
+        late = {} if between else {"late": self.state.rank_private.late}
+        tree = {**self.state.rank_private.tree(), **late, **({"carried": carried} if carried else {})}
         self._page[version] = encode_tree(tree, "rank-private state")
 
     def _replica(self) -> bytes:

@@ -26,10 +26,12 @@ class Rank:
         self.net = Net()
         self.log = AttributeLog({"net": self.net})
         self.attributes = RankAttributes(self.log)
+        self.version = -1
 
     def begin(self) -> bool:
         """The loop asks for a step; return whether private state is to be kept again."""
-        due = self.attributes.turn()
+        self.version += 1
+        due = self.attributes.see_code(self.version)
         self.log.begin(learning=False)
         return due
 
@@ -51,6 +53,7 @@ def replace(survivor: Rank, kept: Mapping[str, object]) -> Rank:
     replacement = Rank()
     replacement.log.install()
     replacement.log.remove()  # it knows its modules now
+    survivor.attributes.see_code(survivor.version + 1)
     replacement.attributes.adopt_copy(survivor.attributes.describe())
     replacement.attributes.take_over(kept)
     return replacement
@@ -89,8 +92,8 @@ def test_values_that_differ_are_the_ranks_own_and_told(survivor: Rank) -> None:
 
     assert replacement.net.scale == 2.5
     assert "net//scale" in (replacement.attributes.lost([PATH]) or "")
-    assert replacement.attributes.lost([]) is None  # kept again by the rank itself, after that code
-    assert replacement.attributes.lost(["net//other"]) is None  # not changed by that code, after this step
+    assert replacement.attributes.lost(None) is None  # kept again by the rank itself, after that code
+    assert replacement.attributes.lost(["net//other"]) is not None  # such code changes it there alone
 
 
 def test_values_that_turn_out_to_differ_later_are_told(survivor: Rank) -> None:
@@ -107,7 +110,7 @@ def test_values_that_turn_out_to_differ_later_are_told(survivor: Rank) -> None:
 def test_what_differs_is_kept_again_once_code_between_steps_changes_it(survivor: Rank) -> None:
     step_and_change(survivor, 2.0)
     assert not survivor.begin()  # equal everywhere: another rank has it
-    assert survivor.attributes.late == [PATH]
+    assert survivor.attributes.moves.all == [PATH]
     survivor.end()
     survivor.attributes.compare(1, 3, 2)
     step_and_change(survivor, 3.0)
@@ -124,8 +127,7 @@ def test_a_replacement_does_not_take_what_it_has_got_for_changed_by_code_between
     replacement = replace(survivor, {PATH: 2.5, **kept})
     replacement.begin()
 
-    assert replacement.attributes.late == []
-    assert replacement.attributes.describe()["moved"] == [PATH]  # where it was copied
+    assert replacement.attributes.moves.describe() == survivor.attributes.moves.describe()
 
 
 def test_a_step_that_is_undone_after_its_barrier_changed_nothing_between_steps(survivor: Rank) -> None:
@@ -141,5 +143,5 @@ def test_a_step_that_is_undone_after_its_barrier_changed_nothing_between_steps(s
     survivor.begin()
 
     assert survivor.net.scale == 2.0
-    assert survivor.attributes.late == []
+    assert survivor.attributes.moves.all == []
     survivor.log.remove()

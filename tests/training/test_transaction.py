@@ -606,10 +606,10 @@ def test_changes_between_steps_are_seen(run: Any) -> None:
     script = run(plain)
     for _ in range(5):
         script.step()
-        assert not script.transaction.changed_between_steps()
+        assert not script.transaction.see_code_between()
     with torch.no_grad():
         script.net.last.bias.add_(1)
-    assert script.transaction.changed_between_steps() == [("net", "last.bias")]
+    assert script.transaction.see_code_between() == [("net", "last.bias")]
 
 
 def test_plain_attributes_of_modules_travel_with_the_private_state(run: Any) -> None:

@@ -34,7 +34,7 @@ from relight.training.checkpoint import dcp
 from relight.training.checkpoint.dcp import Piece, Stored
 from relight.words import first_line
 
-FORMAT = 4
+FORMAT = 5
 _META = "relight.msgpack"
 _SEAL_BYTES = 16
 _NAME = re.compile(r"step-(\d{10})(\..*incomplete)?")

@@ -1,12 +1,13 @@
 """A rank's private state: what it alone has, kept beside its position page for the process that replaces it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from relight.training.carried.carried import Carried
 from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
 from relight.training.process.runtime import Runtime
+from relight.training.state.modules.slots import Key
 from relight.training.state.tracked import TrackedState
 from relight.transfer.io.codec import TensorTable, encode_tree, flatten, joined
 
@@ -36,12 +37,13 @@ class PrivateState:
         self._carried = carried
         self._reports = reports
         self._buffers = TensorTable("buffers")
+        self._is_moved = False  # by code between two steps, since it was kept
 
     def keep(self, version: int, *, early: bool = False, between: bool = False) -> None:
         """As it is now, as that of `version`.
 
         `early`: the block goes on after this. `between`: it is kept again, after code between two steps, right after
-        `note_moves`.
+        `is_due`.
         """
         carried = self._carried.capture(early=early, compared=between)
         is_bare = self._batches.derivable and not (self._reports.has_private or self._state.rank_private.exists)
@@ -57,8 +59,8 @@ class PrivateState:
             tree["buffers"] = self._buffers.look_at(tree["buffers"])
             if carried:
                 tree["carried"] = carried
-            if not between and (late := self._state.rank_attributes.late):
-                tree["late_attributes"] = late
+            if not between:
+                tree["late"] = self._state.rank_private.late
             payload = encode_tree(tree, "rank-private state")
         self._runtime.page.write_private(version, payload)
 
@@ -66,13 +68,18 @@ class PrivateState:
         """Return whether in the block of a step what the script carries is as it was when the step was asked for."""
         return not self._carried.computes_above
 
-    def note_moves(self, version: int) -> bool:
-        """Return whether what the script carries has changed since it was kept as that of `version`, which is now."""
+    def see_code(self, version: int, changed: Sequence[Key]) -> None:
+        """The loop asks for step `version`, and code before it changed these tensors. Before any recovery there."""
+        self._is_moved = self._state.rank_private.see_code(version, changed) or self._is_moved
+
+    def is_due(self, version: int) -> bool:
+        """Return whether anything has changed since it was kept as that of `version`, which is now: by code between."""
         needs_keeping = self._carried.needs_keeping
         of_torch, of_script = self._state.settings.moved(), self._carried.moved()
         if (moved := of_script or of_torch) is not None:
             self._runtime.notices.doubt_if_lost_after(version - 1, moved)
-        return self._state.rank_attributes.turn() or needs_keeping
+        is_moved, self._is_moved = self._is_moved, False
+        return is_moved or needs_keeping
 
     def noticed(self) -> dict[str, int]:
         """Return facts for the replacement of another rank: see `Carried.noticed`."""
@@ -81,7 +88,7 @@ class PrivateState:
     def adopt(self, tree: dict[str, Any], version: int, noticed: Mapping[str, int] | None = None) -> None:
         """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`."""
         self._state.rank_private.adopt(tree)
-        of_modules = self._state.rank_attributes.lost(tree.get("late_attributes", []))
-        for doubt in (self._carried.adopt(tree.get("carried"), noticed, version), of_modules):
+        doubts = [self._carried.adopt(tree.get("carried"), noticed, version)]
+        for doubt in (*doubts, *self._state.rank_private.lost(tree.get("late"))):
             if doubt is not None:
                 self._runtime.notices.doubt(doubt, step=version - 1)

@@ -4,7 +4,7 @@ The attributes of a lost rank are those of another one where they are equal ever
 have changed them, and has run there. Where they differ, they are what the lost rank kept at its last barrier.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -22,14 +22,55 @@ _GUESSED = (
 )
 
 
+class LateMoves:
+    """Names of state of this rank alone that code between two steps changes, by the newest such code and by earlier."""
+
+    def __init__(self) -> None:
+        self.newest: list[str] = []  # by the newest code between two steps, here or where the state was copied
+        self._before: set[str] = set()
+        self._version = -1  # before whose step the newest code ran
+
+    def see(self, version: int, names: Iterable[str]) -> None:
+        """The loop asks for step `version`, also a second time after a recovery: the code before it changed these."""
+        if version != self._version:
+            self._before.update(self.newest)
+            self.newest, self._version = [], version
+        self.newest = sorted({*self.newest, *names})
+
+    @property
+    def all(self) -> list[str]:
+        """Names that any such code has changed so far."""
+        return sorted({*self._before, *self.newest})
+
+    def describe(self) -> dict[str, Any]:
+        """Return the names for a copy of the state."""
+        return {"version": self._version, "newest": self.newest, "before": sorted(self._before)}
+
+    def adopt(self, described: Mapping[str, Any]) -> None:
+        """Take on what `describe` returned where the state was copied."""
+        self._version, self.newest = described["version"], described["newest"]
+        self._before = set(described["before"])
+
+    def lost(self, late: Sequence[str] | None) -> list[str]:
+        """Return what the code after the last block of a lost rank may have changed there, for good.
+
+        Args:
+            late: what such code had changed on that rank before its last barrier; None: it was kept again after that
+                code. Where the state was copied, the code has run, and tells whether it changed anything this time.
+        """
+        if late is None:
+            return []
+        here, others = set(self.newest), set(late)
+        return sorted((here & others) | (here - self._before) | (others - here - self._before))
+
+
 class RankAttributes:
     """Compares attributes between ranks, and gives a replacement those of the rank that it replaces."""
 
     def __init__(self, log: AttributeLog) -> None:
         self._log = log
         self.differ = False  # between ranks, once seen
-        self._moved: list[str] = []  # by the newest code between two steps, here or where they were copied
-        self._late: set[str] = set()  # by any such code
+        self.moves = LateMoves()
         self._is_a_guess = False  # some were taken from another rank, and may have differed there
         self._kept: dict[str, Any] = {}  # values at the newest barrier
         self._encoded = _NOTHING
@@ -38,13 +79,12 @@ class RankAttributes:
         self._copied: dict[str, Any] = {}  # values of another rank, until those of the lost one come
 
     # --- a step -------------------------------------------------------------------------------------------------
-    def turn(self) -> bool:
-        """The loop asks for a step. Return whether code between steps changed what ranks have each for themselves."""
+    def see_code(self, version: int) -> bool:
+        """The loop asks for step `version`: return whether code before it changed what each rank has for itself."""
         self._before = None
         if not self._has_begun:
-            self._moved = self._moved_since()
-            self._late.update(self._moved)
-        return self.differ and bool(self._moved)
+            self.moves.see(version, self._moved_since())
+        return self.differ and bool(self.moves.newest)
 
     def number(self) -> int:
         """Return the number that stands for the values in an all-reduce; 0 if there are none."""
@@ -79,19 +119,15 @@ class RankAttributes:
         ]
 
     # --- copies -------------------------------------------------------------------------------------------------
-    @property
-    def late(self) -> list[str]:
-        """Paths of those that code between steps has changed so far."""
-        return sorted(self._late)
-
     def describe(self) -> dict[str, Any]:
         """Return them for a copy of the state, with what is known of other ranks' and of code between steps."""
-        moved = sorted({*self._moved, *(() if self._has_begun else self._moved_since())})
-        return {"values": _encode(self._log.private()).hex(), "differ": self.differ, "moved": moved}
+        values = _encode(self._log.private()).hex()
+        return {"values": values, "differ": self.differ, "moves": self.moves.describe()}
 
     def adopt_copy(self, described: Mapping[str, Any]) -> None:
         """Take on what `describe` returned where the state was copied, for a rank whose own attributes are lost."""
-        self.differ, self._moved, self._has_begun = described["differ"], described["moved"], True
+        self.differ, self._has_begun = described["differ"], True
+        self.moves.adopt(described["moves"])
         self._copied = decode_tree(bytes.fromhex(described["values"]))
         self._log.adopt(self._copied)
 
@@ -99,7 +135,7 @@ class RankAttributes:
         """Take on the values of the rank that this process replaces, after `adopt_copy` of another rank's."""
         others, self._copied = self._copied, {}
         if self.differ:
-            self._is_a_guess = any(path not in tree for path in self._moved)
+            self._is_a_guess = any(path not in tree for path in self.moves.newest)
             self._log.adopt(tree)
         else:
             self._is_a_guess = any(
@@ -107,14 +143,13 @@ class RankAttributes:
             )
             self._log.adopt({path: value for path, value in tree.items() if path not in others})
 
-    def lost(self, late: Sequence[str]) -> str | None:
+    def lost(self, late: Sequence[str] | None) -> str | None:
         """Return why equal bits cannot be vouched for, if code after the last block of the lost rank changed some.
 
         Args:
-            late: of which that rank said, at its last barrier, that such code changes them now and then. Where the
-                state was copied, that code has run.
+            late: see `LateMoves.lost`.
         """
-        names = sorted(set(late) & set(self._moved)) if self.differ else []
+        names = self.moves.lost(late) if self.differ else []
         return _MOVED.format(names=", ".join(names)) if names else None
 
 

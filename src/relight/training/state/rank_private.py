@@ -1,11 +1,13 @@
 """The state that belongs to one rank alone: buffers that forward changes, `per_rank` objects, attributes, numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import xxhash
 
+from relight.errors import UsageError
 from relight.training.state.handed import objects
 from relight.training.state.handed.handed import Handed
 from relight.training.state.modules.attributes import AttributeLog
@@ -13,8 +15,14 @@ from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.optimizer_tree import own_numbers
 from relight.training.state.optimizers.parameter_groups import parameters_of
-from relight.training.state.rank_attributes import RankAttributes
+from relight.training.state.rank_attributes import LateMoves, RankAttributes
 from relight.training.torch_private.distributed.zero import state_of
+from relight.transfer.io.codec import encode_tree
+
+_MOVED = (
+    "{names}: each rank has its own, changed after the block, and a rank was lost before that was kept. Change it "
+    "inside `with step`"
+)
 
 
 class RankPrivate:
@@ -35,6 +43,9 @@ class RankPrivate:
         self.buffers: set[Key] = set()  # known to change in forward
         self._paths: dict[Key, str] = {}  # of these, in order, as they were written down last
         self.with_own_numbers: set[str] = set()  # optimizers that keep numbers which differ between ranks
+        self.moves = LateMoves()
+        self._objects: dict[str, bytes] = {}  # the state of each, as it was kept last
+        self._shared: list[Key] = []  # buffers that ranks share, changed by the newest code between two steps
 
     def tree(self) -> dict[str, Any]:
         """Return it as a tree, for `adopt` on the rank's replacement."""
@@ -42,7 +53,7 @@ class RankPrivate:
             self._paths = {(owner, name): f"{owner}/{name}" for owner, name in sorted(self.buffers)}
         tree = {
             "buffers": dict(zip(self._paths.values(), map(self._slots.get, self._paths), strict=True)),
-            "per_rank": objects.trees_of(self._handed.per_rank, self._handed),
+            "per_rank": self._keep_objects(),
         }
         if counts := self._averages.counts(self.buffers):
             tree["averages"] = counts
@@ -60,6 +71,7 @@ class RankPrivate:
                 self._slots.set((owner, name), tensor)
             self._averages.repeat(tree.get("averages", {}), self.buffers)
         objects.load(self._handed.per_rank, tree["per_rank"], self._handed)
+        self._keep_objects()
         for name, numbers in tree.get("numbers", {}).items():
             self.with_own_numbers.add(name)
             parameters = parameters_of(self._handed.optimizers[name])
@@ -78,6 +90,63 @@ class RankPrivate:
             yield
         finally:
             self.buffers, self.with_own_numbers = known
+
+    def _keep_objects(self) -> dict[str, Any]:
+        trees = objects.trees_of(self._handed.per_rank, self._handed)
+        self._objects = {name: encode_tree(tree, name) for name, tree in trees.items()}
+        return trees
+
+    def roll_back(self) -> None:
+        """The step under way is undone: what was kept at its barrier is not that of the newest step."""
+        self._rank_attributes.roll_back()
+        self._keep_objects()
+
+    # --- code between two steps -----------------------------------------------------------------------------------
+    def see_code(self, version: int, changed: Iterable[Key]) -> bool:
+        """The loop asks for step `version`, and code before it changed these tensors.
+
+        Returns whether it changed anything that is the rank's own, so that it is to be kept again.
+        """
+        buffers = {key for key in changed if key not in self._slots.parameters}
+        own = buffers & self.buffers - self._averages.repeated() if buffers else buffers
+        self._shared = sorted(buffers - self.buffers)
+        names = [f"buffer {name} of {owner}" for owner, name in own]
+        if self._objects:
+            trees = objects.trees_of(self._handed.per_rank, self._handed)
+            names += [name for name, tree in trees.items() if encode_tree(tree, name) != self._objects[name]]
+        self.moves.see(version, names)
+        of_attributes = self._rank_attributes.see_code(version)
+        return of_attributes or bool(self.moves.newest)
+
+    def number(self) -> int:
+        """Return the number that stands for the other buffers which such code changed; 0: none."""
+        if not self._shared:
+            return 0
+        tree = {f"{owner}/{name}": self._slots.get((owner, name)) for owner, name in self._shared}
+        return xxhash.xxh3_64_intdigest(encode_tree(tree, "buffers")) >> 20 | 1
+
+    def refuse_unlike(self, own: int, total: int, ranks: int) -> None:
+        """Take the sum of all ranks' numbers at a barrier. Raises UsageError unless these are alike."""
+        if total != ranks * own:
+            raise UsageError(
+                f"{_listed(self._shared) or 'a buffer'} changed after `with step`, and not alike on all ranks: move "
+                "that code into the block, after optimizer.step(), or a replacement would not have the change"
+            )
+
+    @property
+    def late(self) -> list[list[str]]:
+        """Names of state that such code has changed so far, for the process that replaces this one: see `lost`."""
+        return [self.moves.all, self._rank_attributes.moves.all]
+
+    def lost(self, late: Sequence[Sequence[str]] | None) -> list[str]:
+        """Return why equal bits cannot be vouched for, if code after a lost rank's last block changed what it had.
+
+        `late`: as it was there before its last barrier; None: all was kept again after that code.
+        """
+        own, of_attributes = late or (None, None)
+        names = self.moves.lost(own)
+        found = _MOVED.format(names=", ".join(names)) if names else None
+        return [*filter(None, (found, self._rank_attributes.lost(of_attributes)))]
 
     # --- names of the buffers, in a copy of the replica -----------------------------------------------------------
     def named_buffers(self) -> list[list[str]]:
@@ -110,3 +179,7 @@ class RankPrivate:
     def own_numbers(self) -> dict[str, dict[int, dict[str, float]]]:
         """Return these numbers, by optimizer and number of the parameter."""
         return {name: own_numbers(self._handed.optimizers[name]) for name in sorted(self.with_own_numbers)}
+
+
+def _listed(keys: Iterable[Key]) -> str:
+    return ", ".join(f"buffer {name} of {owner}" for owner, name in keys)

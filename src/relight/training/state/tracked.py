@@ -34,7 +34,6 @@ from relight.training.state.shared_memory import groups_in
 from relight.training.state.torch_settings import TorchSettings, shared_settings
 from relight.training.torch_private.distributed.ddp import wrappers_made
 from relight.training.torch_private.distributed.zero import state_of
-from relight.training.torch_private.tensors import version_of
 from relight.transfer.io.codec import local_part
 
 
@@ -92,20 +91,6 @@ class TrackedState:
         tracked = {id(parameter) for parameter in self.parameters}
         others = (made for made in wrappers_made() if not any(made is one for one in handed))
         return [*handed, *(made for made in others if any(id(p) in tracked for p in made.parameters()))]
-
-    def fingerprint(self) -> tuple[Any, ...]:
-        """Return sizes of groups, learning rates and scheduler epochs: no script may change them between two steps."""
-        sizes: list[int] = []
-        rates: list[Any] = []
-        for optimizer in self.optimizers.values():  # no comprehensions: each is a call, in every step twice
-            for group in optimizer.param_groups:
-                sizes.append(len(group["params"]))
-                rate = group.get("lr")
-                rates.append(version_of(rate) if isinstance(rate, torch.Tensor) else rate)
-        epochs: list[Any] = []
-        for thing in self.objects.values():
-            epochs.append(getattr(thing, "last_epoch", None))
-        return tuple(sizes), tuple(rates), tuple(epochs)
 
     # --- replicated ---------------------------------------------------------------------------------------------------
     def track_layouts(self, progress: Versioned) -> Layouts:
@@ -166,6 +151,7 @@ class TrackedState:
             "pruned_results": self.pruned.results(),
             "settings": shared_settings(),
             "attributes": self.rank_attributes.describe(),
+            "moves": self.rank_private.moves.describe(),
         }
 
     def adopt_modes(self, modes: Modes) -> None:
@@ -178,3 +164,4 @@ class TrackedState:
         """Take on the source's attributes, for a rank whose own are lost, if they were the same on all ranks."""
         if "attributes" in meta:
             self.rank_attributes.adopt_copy(meta["attributes"])
+            self.rank_private.moves.adopt(meta["moves"])

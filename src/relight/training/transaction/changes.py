@@ -113,6 +113,15 @@ class ChangeWatch:
         """Begin to count anew with the next step."""
         self._versions = None
 
+    def see_code_between(self) -> list[Key]:
+        """Return the tensors that code between two steps has written, and count anew if there are any."""
+        if self.buffers_were_assigned:
+            self.look_again()
+        changed = list(dict.fromkeys([*self.newer(self.scan()), *self.written_by_data()]))
+        if changed:
+            self.forget()
+        return changed
+
     def newer(self, now: list[int]) -> list[Key]:
         """Return the tensors that were written since the step began."""
         versions = self._versions

@@ -168,6 +168,12 @@ class ImagePlan:
             self._copy_what_is_still()
         self._steps_to_learn = max(0, self._steps_to_learn - 1)
 
+    def see_code_between(self, changed: list[Key]) -> None:
+        """Code between two steps has changed these: what was kept of them is of no use any more."""
+        for key in changed:
+            if key in self._still:
+                self._still[key] = local_part(self._slots.get(key)).detach().clone()
+
     # --- details ------------------------------------------------------------------------------------------------
     def _changed(self) -> set[Key]:
         """Return what differs from its copy, or was written with the same value: another step may write another."""

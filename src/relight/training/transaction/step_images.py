@@ -31,7 +31,7 @@ class StepImages:
         self.optimizers = OptimizerImages(state.optimizers)
         self._everything = {**state.objects, **state.per_rank}
         self._objects = ObjectImages(self._everything)
-        self._undone_step: int | None = None  # whose repetition is to come, while code after its block may run
+        self._is_undone = False  # the newest step, while code after its block may run
         self._private: set[tuple[str, str]] = set()  # buffers known to be rank-private when the step began
 
     def begin(self, *, learning: bool, writes_come_last: bool) -> None:
@@ -51,9 +51,9 @@ class StepImages:
         self._settings.begin()
         self._parameter_attributes.begin()
 
-    def begin_code(self, step: int) -> None:
-        """Copy everything: code after the undone block of `step` may change it. The next step needs these copies."""
-        self._undone_step = step
+    def begin_code(self) -> None:
+        """Copy everything: code after an undone block may change it. The next step needs these copies."""
+        self._is_undone = True
         self._access.clear()
         self.begin_modules()
         self.tensors.take(self._slots.keys)
@@ -61,15 +61,12 @@ class StepImages:
         self.optimizers.take_all()
         self._objects.take(self._everything)
 
-    def undo_code(self, step: int) -> bool:
-        """Undo what that code has changed; keep it if the undone step was finished elsewhere. Return whether undone."""
-        undone, self._undone_step = self._undone_step, None
-        if undone == step:
+    def undo_code(self) -> bool:
+        """Undo what that code has changed. Return whether there was any."""
+        is_undone, self._is_undone = self._is_undone, False
+        if is_undone:
             self.put_back_code()
-        elif undone is not None:
-            self._attributes.notice()
-            self.drop()
-        return undone == step
+        return is_undone
 
     def put_back_code(self) -> None:
         """Make everything but gradients and names what it was when it was copied."""
@@ -97,7 +94,7 @@ class StepImages:
     def put_back(self) -> None:
         """Make everything but the gradients what it was when the step began."""
         self.put_back_code()
-        self._state.rank_attributes.roll_back()
+        self._state.rank_private.roll_back()
         self._state.rank_private.buffers = self._private  # for the version gone back to, no rank has kept other buffers
 
     def drop(self) -> None:

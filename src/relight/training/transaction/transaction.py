@@ -94,11 +94,11 @@ class Transaction:
         """The number that this rank adds to the barrier's all-reduce."""
         return self.learner.number(self.pattern)
 
-    def changed_between_steps(self) -> list[Key]:
-        """Return tensors that have changed since the last step ended."""
-        if self._changes.buffers_were_assigned:
-            self._changes.look_again()
-        return self._changes.newer(self._changes.scan())
+    def see_code_between(self) -> list[Key]:
+        """Return tensors that have changed since the last step ended: the next one begins with them."""
+        if changed := self._changes.see_code_between():
+            self._plan.see_code_between(changed)
+        return changed
 
     def unimaged_changes(self) -> list[Key]:
         """Return tensors that the step under way has changed, or may have, and of which there is no earlier copy."""
@@ -222,6 +222,7 @@ class Transaction:
             now = self._changes.scan()
         self._plan.commit()
         self._changes.end(now)
+        self._changes.access.clear()
 
     def give_memory_back(self) -> None:
         """Give tensors the memory in which they lay when the step began, before anything is written into them.
@@ -237,15 +238,14 @@ class Transaction:
             self._images.put_back()
             self.close()
 
-    def begin_code_after_undo(self, step: int) -> None:
-        """Copy what code after the block of `step` may change: it comes again when the step is repeated."""
-        self._images.begin_code(step)
+    def begin_code_after_undo(self) -> None:
+        """Copy what code after the block may change, now that its step is undone: it comes again with the step."""
+        self._images.begin_code()
 
-    def undo_code(self, step: int) -> bool:
-        """Undo what that code has changed, before `step` begins. Return whether there was any."""
-        if is_undone := self._images.undo_code(step):
+    def undo_code(self) -> None:
+        """Undo what that code has changed, before the next step begins."""
+        if self._images.undo_code():
             self._changes.look_again()
-        return is_undone
 
     def close(self) -> None:
         """No step is under way; give up all copies."""

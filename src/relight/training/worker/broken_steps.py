@@ -53,10 +53,8 @@ class BrokenSteps:
         for reason in (of_state, self._parts.carried.roll_back()):
             if reason:
                 self._runtime.notices.doubt(reason)
-        step = self._runtime.worker.version
         self.recover(self._runtime.handle(StepLeft(can_be_undone=not changed, torn_by=torn_by)))
-        if self._runtime.worker.version == step:
-            self._parts.transaction.begin_code_after_undo(step)
+        self._parts.transaction.begin_code_after_undo()
 
     def _tell_of_torn(self, changed: str, line: str) -> str:
         """Say why this step can be neither finished nor undone, if so; `changed` has no earlier copy.
@@ -97,7 +95,6 @@ class BrokenSteps:
         parts.phases.open_gates()
         parts.publishing.confirm(runtime.worker.version)
         parts.scalars.catch_up()
-        self._checks.note_boundary()
         show_position(runtime)
         runtime.protection.after_recovery = True
 

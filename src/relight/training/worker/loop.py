@@ -113,8 +113,9 @@ class StepLoop:
         """The next step; None once all are committed here."""
         runtime, worker, parts = self._runtime, self._worker, self._parts
         while True:
-            if self._transaction.undo_code(worker.version):
-                self._checks.note_boundary()
+            self._transaction.undo_code()
+            changed = self._transaction.see_code_between() if self._carried.computes_outside else ()
+            parts.private.see_code(worker.version, changed)
             self._broken_steps.leave_code_between_steps()
             self._membership.ask_whether_to_go_on()
             actions = worker.handle(_WANTED)
@@ -123,7 +124,6 @@ class StepLoop:
             if worker.state is not _OUTSIDE:
                 self._broken_steps.recover(actions)
                 continue
-            self._checks.refuse_changes_between_steps()
             self._begin_turn()
             show_position(self._runtime)
             parts.publishing.between_steps()
@@ -142,7 +142,7 @@ class StepLoop:
         for doubt in filter(None, doubts if not runtime.is_rehearsing else ()):
             runtime.notices.doubt(doubt)
         self._carried.compare(worker.version)
-        if not runtime.is_rehearsing and self._parts.private.note_moves(worker.version):
+        if not runtime.is_rehearsing and self._parts.private.is_due(worker.version):
             self._parts.private.keep(worker.version, between=True)
         self._carried.remember(compared=not runtime.is_rehearsing)
         if self._carried.computes_above:
@@ -254,7 +254,6 @@ class StepLoop:
         runtime.protection.in_step = False
         parts.batches.done()
         self._checks.warn_of_stray_data()
-        self._checks.note_boundary()
         runtime.page.stamp(_PHASE_OUTSIDE)
         parts.scalars.commit(step.number)
         if parts.evidence is not None:
@@ -270,12 +269,11 @@ class StepLoop:
         if not self._parts.repeat_check.wants_another():
             return False
         self._transaction.roll_back()
-        self._checks.note_boundary()  # a learning rate that is a tensor was written when it was undone
         self._state.gradients.put_back()
         self._parts.repeat_check.see_undone(self._carried.roll_back(), self._carried.doubts.of_undone())
         self._runtime.page.stamp(Phase.OUTSIDE)
         self._runtime.handle(happened.StepUndone())
-        self._transaction.begin_code_after_undo(self._worker.version)
+        self._transaction.begin_code_after_undo()
         return True
 
 

@@ -4,14 +4,12 @@ import ast
 import math
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
 import torch
 
 from relight.errors import UsageError
 from relight.training.carried.code.misuse import accumulates_by_hand, takes_steps_in, yields_inside
 from relight.training.torch_private.script_modes import Modes, modes_now, names_of_modes, return_to
-from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 
 _MODES = (
@@ -30,7 +28,6 @@ class ScriptChecks:
         self._saw_update = False  # some step of this process trained something
         self._modes_of_loop: Modes | None = None  # that the script is in when it asks for a step
         self._modes_of_block: Modes = ((), ())  # and where the block of the step under way began
-        self._fingerprint: tuple[Any, ...] | None = None  # of what steps alone may change, after the newest one
 
     def look_at_loop(self, frame: FrameType, called_at: Sequence[tuple[str, int]]) -> None:
         """Refuse, before the first step, a loop that a repeated step would take further; see `takes_steps_in`."""
@@ -94,30 +91,6 @@ class ScriptChecks:
         if error is None:
             raise UsageError(_MODES.format(names=names_of_modes(modes_now(), self._modes_of_block)))
         return_to(self._modes_of_block)
-
-    # --- between two steps ------------------------------------------------------------------------------------
-    def note_boundary(self) -> None:
-        """The state is that of a finished version: until the next step begins, nothing may change it."""
-        self._fingerprint = self._parts.state.fingerprint()
-
-    def refuse_changes_between_steps(self) -> None:
-        """Raises UsageError if what was handed over is not what it was after the newest step."""
-        if self._fingerprint is None:
-            return
-        state, transaction, version = self._parts.state, self._parts.transaction, self._runtime.worker.version
-        changed = transaction.changed_between_steps() if self._parts.carried.computes_outside else []
-        names = ["parameters"] if any(key in state.slots.parameters for key in changed) else []
-        names += [f"buffer {listed(changed)}"] if changed and not names else []
-        found = state.fingerprint()
-        pairs = zip(
-            ("parameters of an optimizer's groups", "learning rate", "scheduler"), self._fingerprint, found, strict=True
-        )
-        names += [name for name, before, now in pairs if before != now]
-        if names:
-            raise UsageError(
-                f"{names[0]} changed between step {version - 1} and step {version}, after `with step`: move that code "
-                "into the block, after optimizer.step(), or a replacement would not have the change"
-            )
 
     # --- what steps leave -------------------------------------------------------------------------------------
     def see_update(self, *, trained: bool) -> None:

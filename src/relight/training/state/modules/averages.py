@@ -59,6 +59,10 @@ class Averages:
         """Return the buffers of averages that are rank-private, since those of their models are."""
         return {key for average in self._averages for key, source in average.sources.items() if source in private}
 
+    def repeated(self) -> set[Key]:
+        """Return the buffers whose moves a replacement repeats, whenever they are made: see `repeat`."""
+        return {key for average in self._averages if average.mover is not None for key in average.sources}
+
     def prepare(self, private: set[Key]) -> None:
         """Remember, in front of the first write, the averages that the script may move."""
         self._before = {

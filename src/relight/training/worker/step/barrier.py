@@ -219,12 +219,14 @@ class Barrier:
         version = self._worker.version
         vote = self._snapshots.vote()
         attributes = self._state.rank_attributes.number()
-        row = [1, version, self._worker.winding_down, self._transaction.number, attributes, *vote]
+        late = 0 if self._state.pipelines else self._state.rank_private.number()
+        row = [1, version, self._worker.winding_down, self._transaction.number, attributes, late, *vote]
         sums = self._add_up(runtime, row, strike=True)
         if sums is None:
             return None
-        ranks, versions, winding_down, patterns, all_attributes, *votes = sums
+        ranks, versions, winding_down, patterns, all_attributes, all_late, *votes = sums
         self._refuse_other_steps(runtime, ranks, versions)
+        self._state.rank_private.refuse_unlike(late, all_late, ranks)
         self._transaction.count(patterns, ranks)
         if (guessed := self._state.rank_attributes.compare(attributes, all_attributes, ranks)) is not None:
             runtime.notices.doubt(guessed)

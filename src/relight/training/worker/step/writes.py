@@ -20,6 +20,8 @@ from relight.training.torch_private.script_modes import unseen
 from relight.training.worker.step.left_gradients import LeftGradients
 from relight.training.wrappers import is_container
 
+_OUTSIDE = "{kind}.step() of {name} is called outside `with step`: move it into the block, where its gradients are"
+
 
 class WriteWatch:
     """Calls `before_write` in front of every write to tracked state, and `in_use` says whether a step is under way."""
@@ -113,7 +115,8 @@ class WriteWatch:
         if name is None and id(optimizer) not in self._made:
             raise _unknown(optimizer, "optimizer")
         if not self._in_use():
-            self._refuse_outside(optimizer, "step")
+            if name is not None:
+                raise UsageError(_OUTSIDE.format(kind=type(optimizer).__qualname__, name=name))
             return
         if name is not None:
             self._left.before_optimizer(name)
@@ -123,14 +126,6 @@ class WriteWatch:
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         self._optimizers_at_work = max(0, self._optimizers_at_work - 1)
 
-    def _refuse_outside(self, thing: Any, method: str) -> None:
-        name = self._name_of(thing)
-        if name is not None and not _is_disabled(thing):
-            raise UsageError(
-                f"{type(thing).__qualname__}.{method}() of {name} is called outside `with step`: move it into the "
-                "block, or a replacement would not have what it changes"
-            )
-
     def _wrap(self, owner: type, method: str, role: str | None) -> None:
         original = getattr(owner, method)
         inherited = method not in vars(owner)
@@ -138,9 +133,7 @@ class WriteWatch:
 
         @functools.wraps(original)
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not watch._in_use():
-                watch._refuse_outside(self, method)
-            elif not _is_disabled(self):
+            if watch._in_use() and not _is_disabled(self):  # between steps, it has no part in the barrier
                 if role is not None and watch._name_of(self) is None:
                     raise _unknown(self, role)
                 watch._before_write(watch._name_of(self) or method, None)
