@@ -228,15 +228,16 @@ def test_a_collective_after_the_write_is_repeated(bench: Bench, fault: str) -> N
         assert not [notice for notice in report.notices if "cannot repeat it" in notice], outcome.describe()
 
 
-@pytest.mark.parametrize("faults", [[], ["kill rank 1 in FORWARD of step 0"]], ids=["alone", "disturbed"])
-def test_gradients_that_are_carried_from_step_to_step(bench: Bench, faults: list[str]) -> None:
-    """The second attempt of an early step does not have them: the job ends there, and says what to write.
-
-    A failure that comes before it only puts it off.
-    """
-    outcome = bench.run(broken("carried_gradients"), faults=faults)
-    assert outcome.status != 0, outcome.describe()
-    assert "computed twice from the same start" in outcome.report.error, outcome.describe()
+@pytest.mark.parametrize("step", [0, 3])
+def test_gradients_that_are_carried_from_step_to_step(bench: Bench, step: int) -> None:
+    """A recovery throws them away, and says so; in the first step, there are none yet."""
+    training, fault = broken("carried_gradients"), f"kill rank 1 in FORWARD of step {step}"
+    reference = bench.reference(training)
+    outcome = bench.run(training, faults=[fault])
+    check_faults(outcome, [fault])
+    if step == 0:
+        check_survived(outcome, reference)
+    assert bool(step) == any("threw them away" in doubt.reason for doubt in outcome.report.doubts), outcome.describe()
 
 
 @pytest.mark.all
