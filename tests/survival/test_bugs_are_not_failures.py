@@ -168,15 +168,27 @@ def test_ranks_disagree(bench: Bench, how: str, words: tuple[str, ...]) -> None:
         pytest.param("forgotten_ema", ("AveragedModel", "ema="), marks=pytest.mark.all),
         pytest.param("second_optimizer", ("SGD", "optimizer="), marks=pytest.mark.all),
         pytest.param("no_state_dict", ("counter", "Counter", "state_dict"), marks=pytest.mark.all),
-        ("parameters_between", ("parameters", "between step 3 and step 4")),
-        pytest.param("rate_between", ("learning rate", "between step 3 and step 4"), marks=pytest.mark.all),
-        pytest.param("scheduler_between", ("between step 3 and step 4",), marks=pytest.mark.all),
     ],
 )
 def test_what_a_replacement_would_not_have(bench: Bench, how: str, words: tuple[str, ...]) -> None:
     outcome = bench.run(broken(how), standbys=0)
     check_refused(outcome, *words)
     assert not outcome.report.failures, outcome.describe()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "parameters_between",
+        pytest.param("rate_between", marks=pytest.mark.all),
+        pytest.param("scheduler_between", marks=pytest.mark.all),
+    ],
+)
+def test_what_code_between_steps_changes_reaches_a_replacement(bench: Bench, how: str) -> None:
+    reference = bench.reference(broken(how))
+    outcome = bench.run(broken(how), faults=["kill rank 1 after step 3"])
+    check_survived(outcome, reference)
+    assert not outcome.report.doubts, outcome.describe()
 
 
 # --- things that are told, and go on --------------------------------------------------------------------------------

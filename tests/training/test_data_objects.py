@@ -101,6 +101,18 @@ class Stream(IterableDataset[torch.Tensor]):
             yield torch.tensor([float(index), float(torch.rand(()))])
 
 
+class Epochs(Stream):
+    """Is told the epoch, and reads other items in each: workers that are kept are told nothing."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from (item + self.epoch for item in super().__iter__())
+
+
 class Measured(Stream):
     """Says another length than it has."""
 
@@ -291,6 +303,8 @@ IN_WORKERS: dict[str, Callable[[], Any]] = {
     "wrapper": lambda: Wrapper(DataLoader(Own(), batch_size=4, shuffle=True, num_workers=2)),
     "stream": lambda: DataLoader(Stream(), batch_size=4, num_workers=2),
     "persistent stream": lambda: DataLoader(Stream(), batch_size=4, num_workers=2, persistent_workers=True),
+    "stream of epochs": lambda: DataLoader(Epochs(18), batch_size=4, num_workers=2),
+    "persistent stream of epochs": lambda: DataLoader(Epochs(18), batch_size=4, num_workers=2, persistent_workers=True),
     "stateful": lambda: StatefulDataLoader(Augmented(), batch_size=4, shuffle=True, num_workers=2),
     "stateful sampler": lambda: StatefulDataLoader(
         Augmented(), batch_size=4, sampler=DistributedSampler(ITEMS, 2, 0), num_workers=2

@@ -5,6 +5,7 @@ began is put back, and it is iterated anew: past the first batches by their indi
 iteration over a map-style dataset, else by drawing and dropping them.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,12 @@ from relight.training.data.feed import Feed, draws_at_once
 from relight.training.data.held import Held, State
 from relight.training.data.rng import capture, put_back, seed_everything, streams_kept
 from relight.training.state.digest import batch_digest
-from relight.training.torch_private.loaders import ITERATION, end_persistent_workers, index_sampler_of
+from relight.training.torch_private.loaders import (
+    ITERATION,
+    end_persistent_workers,
+    index_sampler_of,
+    starts_kept_workers,
+)
 
 _LOOKS = 3  # of the first batches: some generators are made when the first item is read
 
@@ -202,7 +208,7 @@ class LoaderSource:
 
         skip = self._offset if self._skips else 0
         self._feed.begin(self._epoch, self._rank, skip, after_skip)
-        with streams_kept():
+        with streams_kept(), _as_kept_workers_begin(self._loader, self._epoch):
             self._feed.seed_epoch()
             iterator = iter(self._loader)
         if not self._skips:
@@ -341,6 +347,20 @@ def samplers(loader: Any) -> list[Any]:
     found = [getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
     found.append(getattr(found[1], "sampler", None))
     return [sampler for sampler in found if sampler is not None]
+
+
+@contextlib.contextmanager
+def _as_kept_workers_begin(loader: Any, epoch: int) -> Iterator[None]:
+    """Let workers that are kept start with the dataset of the first epoch, also in a replacement."""
+    dataset: Any = getattr(loader, "dataset", None) if starts_kept_workers(loader) else None
+    if not hasattr(dataset, "set_epoch"):
+        yield
+        return
+    dataset.set_epoch(0)
+    try:
+        yield
+    finally:
+        dataset.set_epoch(epoch)
 
 
 def bind_rank(loader: Any, rank: int) -> None:

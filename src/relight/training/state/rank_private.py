@@ -1,6 +1,6 @@
 """The state that belongs to one rank alone: buffers that forward changes, `per_rank` objects, attributes, numbers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from relight.training.state.rank_attributes import LateMoves, RankAttributes
 from relight.training.torch_private.distributed.zero import state_of
 from relight.transfer.io.codec import encode_tree
 
+_LOOKS, _LOOKS_EVERY = 3, 64  # at what code between steps writes: the first times, and then now and then
+_NAMED = 3  # tensors in a message
 _MOVED = (
     "{names}: each rank has its own, changed after the block, and a rank was lost before that was kept. Change it "
     "inside `with step`"
@@ -45,7 +47,8 @@ class RankPrivate:
         self.with_own_numbers: set[str] = set()  # optimizers that keep numbers which differ between ranks
         self.moves = LateMoves()
         self._objects: dict[str, bytes] = {}  # the state of each, as it was kept last
-        self._shared: list[Key] = []  # buffers that ranks share, changed by the newest code between two steps
+        self._shared: list[Key] = []  # tensors that ranks share, changed by the newest code between two steps
+        self._times_shared = 0  # how often such code changed any
 
     def tree(self) -> dict[str, Any]:
         """Return it as a tree, for `adopt` on the rank's replacement."""
@@ -107,9 +110,11 @@ class RankPrivate:
 
         Returns whether it changed anything that is the rank's own, so that it is to be kept again.
         """
-        buffers = {key for key in changed if key not in self._slots.parameters}
-        own = buffers & self.buffers - self._averages.repeated() if buffers else buffers
-        self._shared = sorted(buffers - self.buffers)
+        own = self.buffers.intersection(changed)
+        self._shared = sorted(key for key in changed if key not in own)
+        self._times_shared += bool(self._shared)
+        if own:
+            own -= self._averages.repeated()
         names = [f"buffer {name} of {owner}" for owner, name in own]
         if self._objects:
             trees = objects.trees_of(self._handed.per_rank, self._handed)
@@ -119,19 +124,34 @@ class RankPrivate:
         return of_attributes or bool(self.moves.newest)
 
     def number(self) -> int:
-        """Return the number that stands for the other buffers which such code changed; 0: none."""
+        """Return the number that stands for the other tensors which such code changed; 0: none.
+
+        Now and then, as looking at all bits takes time, also for what is in them.
+        """
         if not self._shared:
             return 0
-        tree = {f"{owner}/{name}": self._slots.get((owner, name)) for owner, name in self._shared}
-        return xxhash.xxh3_64_intdigest(encode_tree(tree, "buffers")) >> 20 | 1
+        times = self._times_shared
+        looks = not self._handed.is_divided and (times <= _LOOKS or times % _LOOKS_EVERY == 0)
+        tree = {f"{owner}/{name}": self._slots.get((owner, name)) if looks else None for owner, name in self._shared}
+        return xxhash.xxh3_64_intdigest(encode_tree(tree, "tensors")) >> 20 | 1
 
     def refuse_unlike(self, own: int, total: int, ranks: int) -> None:
         """Take the sum of all ranks' numbers at a barrier. Raises UsageError unless these are alike."""
         if total != ranks * own:
             raise UsageError(
-                f"{_listed(self._shared) or 'a buffer'} changed after `with step`, and not alike on all ranks: move "
-                "that code into the block, after optimizer.step(), or a replacement would not have the change"
+                f"{_listed(self._shared) or 'a tensor'} changed after `with step`, and not alike on all ranks: have "
+                "all of them make the same change (random numbers from a generator with one seed), or make it inside "
+                "the block and share it (broadcast)"
             )
+
+    def describe_code(self) -> dict[str, Any]:
+        """Return what a copy of the state says of code between steps."""
+        return {"moves": self.moves.describe(), "times": self._times_shared}
+
+    def adopt_code(self, described: Mapping[str, Any]) -> None:
+        """Take on what `describe_code` returned where the state was copied."""
+        self.moves.adopt(described["moves"])
+        self._times_shared = described["times"]
 
     @property
     def late(self) -> list[list[str]]:
@@ -181,5 +201,6 @@ class RankPrivate:
         return {name: own_numbers(self._handed.optimizers[name]) for name in sorted(self.with_own_numbers)}
 
 
-def _listed(keys: Iterable[Key]) -> str:
-    return ", ".join(f"buffer {name} of {owner}" for owner, name in keys)
+def _listed(keys: Sequence[Key]) -> str:
+    named = ", ".join(f"{name} of {owner}" for owner, name in keys[:_NAMED])
+    return named if len(keys) <= _NAMED else f"{named} and {len(keys) - _NAMED} more"

@@ -151,7 +151,7 @@ class TrackedState:
             "pruned_results": self.pruned.results(),
             "settings": shared_settings(),
             "attributes": self.rank_attributes.describe(),
-            "moves": self.rank_private.moves.describe(),
+            "code_between": self.rank_private.describe_code(),
         }
 
     def adopt_modes(self, modes: Modes) -> None:
@@ -164,4 +164,4 @@ class TrackedState:
         """Take on the source's attributes, for a rank whose own are lost, if they were the same on all ranks."""
         if "attributes" in meta:
             self.rank_attributes.adopt_copy(meta["attributes"])
-            self.rank_private.moves.adopt(meta["moves"])
+            self.rank_private.adopt_code(meta["code_between"])

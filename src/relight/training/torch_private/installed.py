@@ -17,6 +17,7 @@ TESTED = ("2.13", "2.14")  # releases on which `make test-versions` has passed: 
 NEEDED = {
     "torch": (
         "Tensor._version",
+        "_foreach_copy_",
         "_C.TensorBase.data",
         "_C.TensorBase.requires_grad_",
         "utils._pytree.tree_leaves",
@@ -107,6 +108,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_parameters",
     ),
     "torch.nn.parallel.distributed": ("_comm_hooks", "_has_rebuilt_buckets", "_module_parameters", "reducer"),
+    "torch.nn.utils.prune": ("_tensor_name",),
     "torch.optim.optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
     "torch.utils.data._utils.worker": ("_ResumeIteration",),
     "torch.utils.data.dataloader": (
@@ -114,6 +116,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
         "_get_iterator",
         "_index_queues",
         "_index_sampler",
+        "_iterator",
         "_num_workers",
         "_worker_queue_idx_cycle",
     ),

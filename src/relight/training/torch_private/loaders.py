@@ -104,6 +104,11 @@ def is_resumption(message: Any) -> bool:
     return type(message).__name__ == "_ResumeIteration"
 
 
+def starts_kept_workers(loader: Any) -> bool:
+    """Return whether the next iteration starts worker processes which later epochs keep."""
+    return getattr(loader, "persistent_workers", False) and getattr(loader, "_iterator", None) is None
+
+
 def end_persistent_workers(loader: Any) -> None:
     """Let the next epoch begin with new worker processes: these hold the dataset as it was when they started."""
     if getattr(loader, "persistent_workers", False):

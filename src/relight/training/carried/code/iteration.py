@@ -197,13 +197,19 @@ def _counted(loop: ast.stmt, block: ast.With) -> frozenset[str]:
 
 def _read_after(way: list[tuple[list[ast.stmt], int]]) -> frozenset[str]:
     """Names that are read after the last statement of this way, in the same function."""
-    following = [statement for body, at in way for statement in body[at + 1 :]]
-    return frozenset(
-        node.id
-        for statement in following
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    )
+    return frozenset().union(*(_read_in(statement) for body, at in way for statement in body[at + 1 :]))
+
+
+def _read_in(node: ast.AST) -> set[str]:
+    """Names that this code reads, without the variables of its comprehensions."""
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Load) else set()
+    found = set[str]().union(*map(_read_in, ast.iter_child_nodes(node)))
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        targets = (one for each in node.generators for one in ast.walk(each.target))
+        found -= {one.id for one in targets if isinstance(one, ast.Name)}
+        found |= _read_in(node.generators[0].iter)  # the first one is read outside
+    return found
 
 
 def _leaves(node: ast.AST) -> bool:

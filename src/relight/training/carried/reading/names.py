@@ -9,7 +9,7 @@ closures, attributes of objects; a change of a container's contents counts as a 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from relight.training.carried.code.scope import Scope
 from relight.training.carried.reading.flow import Flow
 from relight.training.carried.reading.making import Made
 from relight.training.carried.reading.reading import Reading
+
+_LOOK_UP = {"globals", "vars", "locals", "__dict__"}  # they reach variables of a module without naming them
 
 # A name may stand for another one of these in a later step; other objects of ours (an iterator) only change.
 _PARTS = (torch.Tensor, nn.Module, torch.optim.Optimizer, LRScheduler, list, tuple, dict)
@@ -78,7 +80,16 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     def is_local(place: Place) -> bool:
         return len(place) == 1 and is_of_a_call(place, iteration.frames - 1)
 
-    read_after = iteration.read_after | {*frames[iteration.frames - 1].f_code.co_cellvars}
+    of_loop = frames[iteration.frames - 1]
+    read_after = iteration.read_after | _read_by_functions(of_loop.f_code)
+    own_module = of_loop.f_globals.get("__name__") if of_loop.f_code.co_name == "<module>" else None
+
+    looks_up = own_module is not None and not _LOOK_UP.isdisjoint(read_after)
+
+    def may_be_read_after(place: Place) -> bool:
+        is_of_loop = place[0][0] == "frame" or (own_module is not None and place[0][:2] == ("module", own_module))
+        return len(place) > 1 or not is_of_loop or looks_up or place[0][2] in read_after
+
     names = Names(
         set_on_tensors=flow.attributes_of_tensors(),
         new_layer=reading.making.new_layer(),
@@ -98,7 +109,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         place = flow.places.get(key)
         if place is None or is_local(place):
             continue
-        is_read_after = len(place) > 1 or place[0][0] != "frame" or place[0][2] in read_after
+        is_read_after = may_be_read_after(place)
         if key in flow.exposed or (is_read_after and flow.may_remain(key)):
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
             late, after_write = key in flow.written_late, flow.is_after_step(key)
@@ -112,6 +123,19 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     made_anew = {place[0] for place in names.dead if len(place) == 1 and place[0][2] not in read_after}
     names.shown_after = [describe(place) for place in shown_after if place[0] not in made_anew]
     return names
+
+
+def _read_by_functions(code: CodeType) -> set[str]:
+    """Return the variables of this code that functions defined in it may read, and names that they look up by words."""
+    found = {*code.co_cellvars}
+    if code.co_name == "<module>":
+        found |= _LOOK_UP & {*code.co_names}
+        left = [one for one in code.co_consts if isinstance(one, CodeType)]
+        while left:
+            inner = left.pop()
+            found.update(inner.co_names)
+            left += [one for one in inner.co_consts if isinstance(one, CodeType)]
+    return found
 
 
 def _members_of(value: Any) -> Sequence[Any]:

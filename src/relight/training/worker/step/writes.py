@@ -20,7 +20,7 @@ from relight.training.torch_private.script_modes import unseen
 from relight.training.worker.step.left_gradients import LeftGradients
 from relight.training.wrappers import is_container
 
-_OUTSIDE = "{kind}.step() of {name} is called outside `with step`: move it into the block, where its gradients are"
+_OUTSIDE = "{kind}.{method}() of {name} is called outside `with step`: move it into the block, where its gradients are"
 
 
 class WriteWatch:
@@ -115,8 +115,7 @@ class WriteWatch:
         if name is None and id(optimizer) not in self._made:
             raise _unknown(optimizer, "optimizer")
         if not self._in_use():
-            if name is not None:
-                raise UsageError(_OUTSIDE.format(kind=type(optimizer).__qualname__, name=name))
+            self._refuse_outside(optimizer, "step")
             return
         if name is not None:
             self._left.before_optimizer(name)
@@ -126,6 +125,11 @@ class WriteWatch:
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         self._optimizers_at_work = max(0, self._optimizers_at_work - 1)
 
+    def _refuse_outside(self, thing: Any, method: str) -> None:
+        name = self._name_of(thing)
+        if name is not None and not _is_disabled(thing):
+            raise UsageError(_OUTSIDE.format(kind=type(thing).__qualname__, method=method, name=name))
+
     def _wrap(self, owner: type, method: str, role: str | None) -> None:
         original = getattr(owner, method)
         inherited = method not in vars(owner)
@@ -133,7 +137,10 @@ class WriteWatch:
 
         @functools.wraps(original)
         def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch._in_use() and not _is_disabled(self):  # between steps, it has no part in the barrier
+            if not watch._in_use():  # an average or a scheduler has no part in the barrier there
+                if role == "scaler":
+                    watch._refuse_outside(self, method)
+            elif not _is_disabled(self):
                 if role is not None and watch._name_of(self) is None:
                     raise _unknown(self, role)
                 watch._before_write(watch._name_of(self) or method, None)
