@@ -363,7 +363,14 @@ def seed_globals(seed: int) -> None:
     RNG.bit_generator.state = numpy.random.default_rng(11).bit_generator.state
 
 
-def check(make: Callable[[], Any], starts: tuple[int, ...], streams: str = "step", accumulate: int = 1) -> None:
+def check(
+    make: Callable[[], Any],
+    starts: tuple[int, ...],
+    streams: str = "step",
+    accumulate: int = 1,
+    *,
+    rehearses: bool = True,
+) -> None:
     seed_globals(1)
     original = make_batches(make(), accumulate, streams)
     original.start(0, 1)
@@ -373,7 +380,8 @@ def check(make: Callable[[], Any], starts: tuple[int, ...], streams: str = "step
     for start in starts:
         seed_globals(99)
         replacement = make_batches(make(), accumulate, streams)
-        replacement.rehearse(0)
+        if rehearses:
+            replacement.rehearse(0)
         replacement.take_over(decode_tree(steps[start][0]), start, 1)
         found = [batch for _, batch in train(replacement, start, STEPS)]
         assert found == [batch for _, batch in steps[start:]]
@@ -394,6 +402,10 @@ def test_accumulation(shape: str) -> None:
 @pytest.mark.parametrize("shape", IN_WORKERS)
 def test_a_replacement_gets_the_batches_of_worker_processes(shape: str) -> None:
     check(IN_WORKERS[shape], (3, 11))  # in the middle of an epoch, and in the next one
+
+
+def test_kept_workers_that_start_in_a_later_epoch_have_the_dataset_of_the_first() -> None:
+    check(IN_WORKERS["persistent stream of epochs"], (3, 11), rehearses=False)
 
 
 def test_worker_processes_that_are_spawned() -> None:
