@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 import sys
 import uuid
 from pathlib import Path
@@ -182,7 +183,10 @@ def read_shared_token(asked: str | None) -> bytes:
         )
     named = f"{'--token-file' if asked else TOKEN_FILE} {path}"
     try:
-        found, token = os.stat(path), Path(path).read_bytes().strip()
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for
+            raise UsageError(f"{named} is no regular file")
+        token = Path(path).read_bytes().strip()
     except OSError as error:
         raise UsageError(f"{named}: {error.strerror or error}") from error
     if found.st_mode & 0o077 and not _is_lent_by_group(found):

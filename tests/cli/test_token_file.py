@@ -50,5 +50,7 @@ def test_what_is_wrong_is_said_of_the_flag_or_of_the_variable(tmp_path: Path, mo
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "absent"))
     with pytest.raises(UsageError, match=rf"{TOKEN_FILE} .*absent: No such file"):
         read_shared_token(None)
-    with pytest.raises(UsageError, match=r"--token-file .*: Is a directory"):
-        read_shared_token(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(UsageError, match=r"--token-file .* is no regular file"):
+            read_shared_token(str(path))

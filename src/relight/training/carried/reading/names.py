@@ -81,14 +81,14 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         return len(place) == 1 and is_of_a_call(place, iteration.frames - 1)
 
     of_loop = frames[iteration.frames - 1]
-    read_after = iteration.read_after | _read_by_functions(of_loop.f_code)
+    read_after = iteration.read_after | {*of_loop.f_code.co_cellvars}
+    read_by_any = read_after | _read_by_functions(of_loop.f_code)
     own_module = of_loop.f_globals.get("__name__") if of_loop.f_code.co_name == "<module>" else None
-
-    looks_up = own_module is not None and not _LOOK_UP.isdisjoint(read_after)
+    looks_up = own_module is not None and not _LOOK_UP.isdisjoint(read_by_any)
 
     def may_be_read_after(place: Place) -> bool:
         is_of_loop = place[0][0] == "frame" or (own_module is not None and place[0][:2] == ("module", own_module))
-        return len(place) > 1 or not is_of_loop or looks_up or place[0][2] in read_after
+        return len(place) > 1 or not is_of_loop or looks_up or place[0][2] in read_by_any
 
     names = Names(
         set_on_tensors=flow.attributes_of_tensors(),
@@ -126,8 +126,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
 
 
 def _read_by_functions(code: CodeType) -> set[str]:
-    """Return the variables of this code that functions defined in it may read, and names that they look up by words."""
-    found = {*code.co_cellvars}
+    """Return the variables of a module that functions defined in it may read, and words by which code looks them up."""
+    found = set[str]()
     if code.co_name == "<module>":
         found |= _LOOK_UP & {*code.co_names}
         left = [one for one in code.co_consts if isinstance(one, CodeType)]
