@@ -102,7 +102,7 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 class Epochs(Stream):
-    """Is told the epoch, and reads other items in each: workers that are kept are told nothing."""
+    """Other items in each epoch. `set_epoch` does not reach persistent workers once they run."""
 
     epoch = -1
 

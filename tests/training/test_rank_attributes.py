@@ -110,7 +110,7 @@ def test_values_that_turn_out_to_differ_later_are_told(survivor: Rank) -> None:
 def test_what_differs_is_kept_again_once_code_between_steps_changes_it(survivor: Rank) -> None:
     step_and_change(survivor, 2.0)
     assert not survivor.begin()  # equal everywhere: another rank has it
-    assert survivor.attributes.moves.all == [PATH]
+    assert survivor.attributes.late_changes.all == [PATH]
     survivor.end()
     survivor.attributes.compare(1, 3, 2)
     step_and_change(survivor, 3.0)
@@ -127,7 +127,7 @@ def test_a_replacement_does_not_take_what_it_has_got_for_changed_by_code_between
     replacement = replace(survivor, {PATH: 2.5, **kept})
     replacement.begin()
 
-    assert replacement.attributes.moves.describe() == survivor.attributes.moves.describe()
+    assert replacement.attributes.late_changes.describe() == survivor.attributes.late_changes.describe()
 
 
 def test_a_step_that_is_undone_after_its_barrier_changed_nothing_between_steps(survivor: Rank) -> None:
@@ -143,5 +143,5 @@ def test_a_step_that_is_undone_after_its_barrier_changed_nothing_between_steps(s
     survivor.begin()
 
     assert survivor.net.scale == 2.0
-    assert survivor.attributes.moves.all == []
+    assert survivor.attributes.late_changes.all == []
     survivor.log.remove()

@@ -612,6 +612,17 @@ def test_changes_between_steps_are_seen(run: Any) -> None:
     assert script.transaction.see_code_between() == [("net", "last.bias")]
 
 
+def test_statistics_of_a_batch_norm_that_code_between_steps_trains_are_seen(run: Any) -> None:
+    script = run(plain)
+    script.net.norm.eval()
+    for _ in range(5):
+        script.step()
+    script.net.norm.train()
+    with torch.no_grad():
+        script.net.norm(torch.randn(4, script.net.norm.num_features))
+    assert ("net", "norm.running_mean") in script.transaction.see_code_between()
+
+
 def test_plain_attributes_of_modules_travel_with_the_private_state(run: Any) -> None:
     script, other = run(plain), run(plain)
     for _ in range(4):

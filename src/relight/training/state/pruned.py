@@ -83,7 +83,7 @@ class Pruned:
 def _written(methods: dict[str, Any], path: str) -> Any:
     try:
         return ObjectWriter().write(methods, path)
-    except UsageError:  # a class that another process does not find: the structure there will differ, which is told
+    except UsageError:  # its class cannot be imported elsewhere: the report says that a replacement lacks the hook
         return {}
 
 

@@ -2,6 +2,7 @@
 
 The attributes of a lost rank are those of another one where they are equal everywhere: code after its last block may
 have changed them, and has run there. Where they differ, they are what the lost rank kept at its last barrier.
+`LateChanges` tells whether that is out of date, for these and for all else that a rank has for itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ _GUESSED = (
 )
 
 
-class LateMoves:
+class LateChanges:
     """Names of state of this rank alone that code between two steps changes, by the newest such code and by earlier."""
 
     def __init__(self) -> None:
@@ -70,7 +71,7 @@ class RankAttributes:
     def __init__(self, log: AttributeLog) -> None:
         self._log = log
         self.differ = False  # between ranks, once seen
-        self.moves = LateMoves()
+        self.late_changes = LateChanges()
         self._is_a_guess = False  # some were taken from another rank, and may have differed there
         self._kept: dict[str, Any] = {}  # values at the newest barrier
         self._encoded = _NOTHING
@@ -83,8 +84,8 @@ class RankAttributes:
         """The loop asks for step `version`: return whether code before it changed what each rank has for itself."""
         self._before = None
         if not self._has_begun:
-            self.moves.see(version, self._moved_since())
-        return self.differ and bool(self.moves.newest)
+            self.late_changes.see(version, self._moved_since())
+        return self.differ and bool(self.late_changes.newest)
 
     def number(self) -> int:
         """Return the number that stands for the values in an all-reduce; 0 if there are none."""
@@ -122,12 +123,12 @@ class RankAttributes:
     def describe(self) -> dict[str, Any]:
         """Return them for a copy of the state, with what is known of other ranks' and of code between steps."""
         values = _encode(self._log.private()).hex()
-        return {"values": values, "differ": self.differ, "moves": self.moves.describe()}
+        return {"values": values, "differ": self.differ, "late_changes": self.late_changes.describe()}
 
     def adopt_copy(self, described: Mapping[str, Any]) -> None:
         """Take on what `describe` returned where the state was copied, for a rank whose own attributes are lost."""
         self.differ, self._has_begun = described["differ"], True
-        self.moves.adopt(described["moves"])
+        self.late_changes.adopt(described["late_changes"])
         self._copied = decode_tree(bytes.fromhex(described["values"]))
         self._log.adopt(self._copied)
 
@@ -135,7 +136,7 @@ class RankAttributes:
         """Take on the values of the rank that this process replaces, after `adopt_copy` of another rank's."""
         others, self._copied = self._copied, {}
         if self.differ:
-            self._is_a_guess = any(path not in tree for path in self.moves.newest)
+            self._is_a_guess = any(path not in tree for path in self.late_changes.newest)
             self._log.adopt(tree)
         else:
             self._is_a_guess = any(
@@ -147,9 +148,9 @@ class RankAttributes:
         """Return why equal bits cannot be vouched for, if code after the last block of the lost rank changed some.
 
         Args:
-            late: see `LateMoves.lost`.
+            late: see `LateChanges.lost`.
         """
-        names = self.moves.lost(late) if self.differ else []
+        names = self.late_changes.lost(late) if self.differ else []
         return _MOVED.format(names=", ".join(names)) if names else None
 
 

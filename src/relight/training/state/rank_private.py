@@ -15,7 +15,7 @@ from relight.training.state.modules.averages import Averages
 from relight.training.state.modules.slots import Key, Slots
 from relight.training.state.optimizers.optimizer_tree import own_numbers
 from relight.training.state.optimizers.parameter_groups import parameters_of
-from relight.training.state.rank_attributes import LateMoves, RankAttributes
+from relight.training.state.rank_attributes import LateChanges, RankAttributes
 from relight.training.torch_private.distributed.zero import state_of
 from relight.transfer.io.codec import encode_tree
 
@@ -45,7 +45,7 @@ class RankPrivate:
         self.buffers: set[Key] = set()  # known to change in forward
         self._paths: dict[Key, str] = {}  # of these, in order, as they were written down last
         self.with_own_numbers: set[str] = set()  # optimizers that keep numbers which differ between ranks
-        self.moves = LateMoves()
+        self.late_changes = LateChanges()
         self._objects: dict[str, bytes] = {}  # the state of each, as it was kept last
         self._shared: list[Key] = []  # tensors that ranks share, changed by the newest code between two steps
         self._times_shared = 0  # how often such code changed any
@@ -119,14 +119,15 @@ class RankPrivate:
         if self._objects:
             trees = objects.trees_of(self._handed.per_rank, self._handed)
             names += [name for name, tree in trees.items() if encode_tree(tree, name) != self._objects[name]]
-        self.moves.see(version, names)
+        self.late_changes.see(version, names)
         of_attributes = self._rank_attributes.see_code(version)
-        return of_attributes or bool(self.moves.newest)
+        return of_attributes or bool(self.late_changes.newest)
 
     def number(self) -> int:
-        """Return the number that stands for the other tensors which such code changed; 0: none.
+        """Return the number that stands for the other tensors which such code wrote; 0: none.
 
-        Now and then, as looking at all bits takes time, also for what is in them.
+        Now and then, as looking at all bits takes time, also for what is in them. Where ranks have other numbers, the
+        states are compared: an evaluation on one rank may have put its weights back.
         """
         if not self._shared:
             return 0
@@ -135,28 +136,27 @@ class RankPrivate:
         tree = {f"{owner}/{name}": self._slots.get((owner, name)) if looks else None for owner, name in self._shared}
         return xxhash.xxh3_64_intdigest(encode_tree(tree, "tensors")) >> 20 | 1
 
-    def refuse_unlike(self, own: int, total: int, ranks: int) -> None:
-        """Take the sum of all ranks' numbers at a barrier. Raises UsageError unless these are alike."""
-        if total != ranks * own:
-            raise UsageError(
-                f"{_listed(self._shared) or 'a tensor'} changed after `with step`, and not alike on all ranks: have "
-                "all of them make the same change (random numbers from a generator with one seed), or make it inside "
-                "the block and share it (broadcast)"
-            )
+    def refusal(self) -> UsageError:
+        """Return the error for such tensors that differ from rank to rank."""
+        return UsageError(
+            f"{_listed(self._shared) or 'a tensor'} changed after `with step`, and not alike on all ranks: have all of "
+            "them make the same change (random numbers from a generator with one seed), or make it inside the block "
+            "and share it (broadcast)"
+        )
 
     def describe_code(self) -> dict[str, Any]:
         """Return what a copy of the state says of code between steps."""
-        return {"moves": self.moves.describe(), "times": self._times_shared}
+        return {"late_changes": self.late_changes.describe(), "times": self._times_shared}
 
     def adopt_code(self, described: Mapping[str, Any]) -> None:
         """Take on what `describe_code` returned where the state was copied."""
-        self.moves.adopt(described["moves"])
+        self.late_changes.adopt(described["late_changes"])
         self._times_shared = described["times"]
 
     @property
     def late(self) -> list[list[str]]:
         """Names of state that such code has changed so far, for the process that replaces this one: see `lost`."""
-        return [self.moves.all, self._rank_attributes.moves.all]
+        return [self.late_changes.all, self._rank_attributes.late_changes.all]
 
     def lost(self, late: Sequence[Sequence[str]] | None) -> list[str]:
         """Return why equal bits cannot be vouched for, if code after a lost rank's last block changed what it had.
@@ -164,7 +164,7 @@ class RankPrivate:
         `late`: as it was there before its last barrier; None: all was kept again after that code.
         """
         own, of_attributes = late or (None, None)
-        names = self.moves.lost(own)
+        names = self.late_changes.lost(own)
         found = _MOVED.format(names=", ".join(names)) if names else None
         return [*filter(None, (found, self._rank_attributes.lost(of_attributes)))]
 

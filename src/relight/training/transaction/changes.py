@@ -117,7 +117,7 @@ class ChangeWatch:
         """Return the tensors that code between two steps has written, and count anew if there are any."""
         if self.buffers_were_assigned:
             self.look_again()
-        changed = list(dict.fromkeys([*self.newer(self.scan()), *self.written_by_data()]))
+        changed = list(dict.fromkeys([*self.written(self.scan()), *self.written_by_data()]))
         if changed:
             self.forget()
         return changed

@@ -166,13 +166,21 @@ class Barrier:
         sums = self._add_up(runtime, [1, version, *entries])
         if sums is None:
             raise StepInterrupted("the generation was closed before the ranks' states were compared")
-        self._refuse_other_steps(runtime, *sums[:2])
+        _refuse_other_steps(runtime, *sums[:2])
         digests = sums[2:]
         if differ(digests, runtime.world_size):
             self._worker.handle(happened.StatesDiffer())
             runtime.reports.await_replacement(version, digests[: runtime.world_size], self._name_differing(runtime))
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         self._worker.handle(happened.StatesAgree())
+
+    def _compare_late_changes(self, runtime: Runtime) -> None:
+        """Compare replicas: code between steps wrote other tensors on each rank. Raises UsageError if they differ."""
+        with self._comparable():
+            entries = self._digest_exchange.entries(runtime.rank, runtime.world_size, self._assignment.shard)
+        digests = self._add_up(runtime, entries)  # None: a failure; the barrier is passed all the same
+        if digests is not None and differ(digests, runtime.world_size):
+            raise self._state.rank_private.refusal()
 
     def _comparable(self) -> AbstractContextManager[None]:
         """Leave out of digests what this step makes a rank's own: it may be the first that changes a buffer."""
@@ -211,7 +219,7 @@ class Barrier:
         if sums is None:
             return None
         ranks, versions, leaving, knowing = sums
-        self._refuse_other_steps(self._runtime, ranks, versions)
+        _refuse_other_steps(self._runtime, ranks, versions)
         return leaving, knowing
 
     def _complete_all_reduce(self, runtime: Runtime) -> happened.BarrierPassed | None:
@@ -225,8 +233,9 @@ class Barrier:
         if sums is None:
             return None
         ranks, versions, winding_down, patterns, all_attributes, all_late, *votes = sums
-        self._refuse_other_steps(runtime, ranks, versions)
-        self._state.rank_private.refuse_unlike(late, all_late, ranks)
+        _refuse_other_steps(runtime, ranks, versions)
+        if all_late != ranks * late:
+            self._compare_late_changes(runtime)
         self._transaction.count(patterns, ranks)
         if (guessed := self._state.rank_attributes.compare(attributes, all_attributes, ranks)) is not None:
             runtime.notices.doubt(guessed)
@@ -253,15 +262,6 @@ class Barrier:
         finally:
             over()
 
-    def _refuse_other_steps(self, runtime: Runtime, ranks: int, versions: int) -> None:
-        """Raises UsageError unless all ranks are at this one's step."""
-        version = self._worker.version
-        if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
-            raise UsageError(
-                f"rank {runtime.rank} is at step {version}, but the step numbers of all ranks add up to {versions} "
-                f"instead of {runtime.world_size * version}: some rank runs another number of steps or collectives"
-            )
-
     def _name_differing(self, runtime: Runtime) -> tuple[str, ...]:
         """Name the tensors that differ, for the message."""
         state = self._state
@@ -278,3 +278,13 @@ class Barrier:
             return differing_tensors(own, self._assignment.shard, runtime.rank, runtime.world_size, add_up)
         except (RuntimeError, StepInterrupted):
             return ()
+
+
+def _refuse_other_steps(runtime: Runtime, ranks: int, versions: int) -> None:
+    """Raises UsageError unless all ranks are at this one's step."""
+    version = runtime.worker.version
+    if (ranks, versions) != (runtime.world_size, runtime.world_size * version):
+        raise UsageError(
+            f"rank {runtime.rank} is at step {version}, but the step numbers of all ranks add up to {versions} "
+            f"instead of {runtime.world_size * version}: some rank runs another number of steps or collectives"
+        )
