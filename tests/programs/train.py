@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import relight
 from relight.training.job import current_runtime
+from relight.transfer.restore import fabric
 
 DDP_OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -74,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--linger-at", type=int, default=-1, help="see `linger`")
     parser.add_argument("--hold-at", type=int, default=-1, help="after this step, wait until the file HOLD is there")
     parser.add_argument("--hold", default="")
+    parser.add_argument("--several-sources", action="store_true", help="copy also a small state from several ranks")
     parser.add_argument("--tell", action="store_true", help="print each committed step")
     parser.add_argument("--log", default="", help="report, early in the step, to: lines (of JSON), tensorboard, wandb")
     parser.add_argument("--save", default="", help="write digests of what this rank ends with to SAVE.RANK")
@@ -214,6 +216,8 @@ def _feed(sha: Any, tree: Any) -> None:
 
 def main() -> None:
     options = parse()
+    if options.several_sources:
+        fabric.STRIPE_BYTES = 1
     torch.set_num_threads(1)
     job = relight.init(late_standby=options.late_standby or None)
     random.seed(job.rank)

@@ -100,6 +100,7 @@ TOGETHER: dict[str, tuple[str, str]] = {
         "--optimizer adamw-foreach --scaler --clip --overflow-at 5 --data stateful",
         "kill rank 1 in OPTIMIZER of step 5",
     ),
+    "several_sources_batchnorm_evaluate": ("--several-sources --batchnorm --local-buffers --evaluate", KILL),
     "function_dropout_batchnorm": ("--data function --dropout 0.5 --batchnorm", "freeze rank 0 in FORWARD of step 5"),
 }
 
@@ -107,6 +108,7 @@ TOGETHER: dict[str, tuple[str, str]] = {
 IN_CI = (
     "static_graph_ema_clip",
     "foreach_overflow_stateful",
+    "several_sources_batchnorm_evaluate",
 )
 
 

@@ -333,6 +333,18 @@ def test_two_sources_that_disagree(tmp_path: Path) -> None:
         make_client().fetch(2, 7, [elsewhere(server) for server in servers], lambda _: None)
 
 
+@pytest.mark.parametrize(("name", "agree"), [("noticed", True), ("lineage", False), ("private_buffers", False)])
+def test_two_sources_may_say_of_themselves_what_they_like(tmp_path: Path, name: str, agree: bool) -> None:
+    servers = [make_server(tmp_path, source) for source in ("a", "b")]
+    for server in servers:
+        one = offer({"w": torch.ones(4)})
+        one.header.meta[name] = "other" if server is servers[0] else "another"
+        server.offer(one)
+    addresses = [elsewhere(server) for server in servers]
+    with contextlib.nullcontext() if agree else pytest.raises(RestoreError, match="differently"):
+        make_client().fetch(2, 7, addresses, lambda _: None)
+
+
 def test_an_older_generation_is_refused(tmp_path: Path) -> None:
     server = make_server(tmp_path)
     server.offer(offer(make_state(1)))

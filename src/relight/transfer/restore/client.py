@@ -273,5 +273,5 @@ def destination_for(own: torch.Tensor | None, spec: TensorSpec, *, on_device: bo
 
 
 def _shared(meta: dict[str, Any]) -> dict[str, Any]:
-    """Less what a source says of itself alone."""
-    return {key: value for key, value in meta.items() if key not in ("attributes", "pruned_results")}
+    """Return what sources of one version say alike. The rest each may say of itself alone: a clock, a count."""
+    return {key: meta.get(key) for key in ("lineage", "until", "private_buffers", "memory")}
