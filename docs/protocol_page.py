@@ -92,7 +92,8 @@ averaged after the write in every hundredth step.
 - Once steps have **differed** in the place of their last need of other ranks, nothing is learnt any more: for the rest
   of the job every write has a pre-image, and the barrier stands at the end. It is no difference if only the first
   steps do something (set a value once), nor if a step has no write, or other writes where nothing more needs other
-  ranks.
+  ranks. What moves torch's `AveragedModel` is no write in this sense, so it may come in any step and anywhere in it:
+  before the barrier it gets a pre-image, and after it, it is finished as all else.
 - A rank keeps this through recoveries, and adds it to its number in each barrier, that of the step which differs
   included, so all ranks, and every replacement, know of it with the next barrier that they pass.
 

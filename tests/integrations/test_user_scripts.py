@@ -36,6 +36,7 @@ AS_ALONE = {
     "trainers.py": (
         *(
             "adversarial",
+            "averages_late",
             "clm",
             "contrastive",
             "curriculum",

@@ -150,6 +150,7 @@ class Job:
             state.name_of_writer,
             lambda thing: state.identities.name_of(thing) is not None,
             self._before_write,
+            self.transaction.before_unusual_writes,
             lambda: self._in_step,
             left,
         )

@@ -73,8 +73,12 @@ class Rank:
         self.transaction = Transaction(self.state, NoCollectives())
         self.kept = b""
 
-    def step(self, number: int, *, moves: bool = True) -> None:
+    def step(self, number: int, *, moves: bool = True, at_head: bool = False) -> None:
+        """`moves`: the average, after the write. `at_head`: as a callback does that comes before a step."""
         self.transaction.begin()
+        if at_head:
+            self.transaction.before_unusual_writes(self.average)
+            self.move(self.average, self.net)
         self.net(torch.randn(6, 4, generator=torch.Generator().manual_seed(100 * number + self.number)))
         for parameter in self.net.parameters():
             parameter.grad = torch.full_like(parameter, 0.01 * (number + 1))
@@ -108,6 +112,18 @@ def test_a_replacement_has_the_buffers_of_the_rank_that_was_lost(kind: str, move
     assert {name: b.tolist() for name, b in replacement.average.named_buffers()} == {
         name: b.tolist() for name, b in expected.items()
     }
+
+
+@pytest.mark.parametrize("places", ["head, end", "head, end, end", "end, head, end", "end, end, head"])
+@pytest.mark.parametrize("kind", [kind for kind, (_, move) in KINDS.items() if move is move_torch])
+def test_an_average_that_moves_now_before_and_now_after_the_barrier_is_repeated(kind: str, places: str) -> None:
+    ranks, replacement = [Rank(number, kind) for number in range(2)], Rank(7, kind)
+    for number, place in enumerate(places.split(", ")):
+        for rank in ranks:
+            rank.step(number, moves=place == "end", at_head=place == "head")
+    replacement.become(ranks[0], ranks[1].kept)
+    pairs = zip(replacement.average.state_dict().items(), ranks[1].average.state_dict().items(), strict=True)
+    assert all(name == other and torch.equal(mine, theirs) for (name, mine), (other, theirs) in pairs)
 
 
 def test_an_average_of_buffers_by_hand_cannot_be_repeated() -> None:

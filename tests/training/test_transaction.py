@@ -793,6 +793,63 @@ def test_writes_that_were_announced_are_undone(run: Any) -> None:
     assert script.bits() == before
 
 
+def moves_and_announces(script: Script) -> None:
+    """A callback that moves an average at the head of a step, which then evaluates."""
+    moves_at_the_head(script)
+    script.transaction.before_unusual_writes()
+
+
+def moves_at_the_head(script: Script) -> None:
+    if script.number >= 5:
+        script.transaction.before_unusual_writes(script.shadow)
+        script.shadow.weight.data.lerp_(script.net.last.weight[:, :4].detach(), 0.5)
+        with torch.no_grad():
+            script.shadow.bias.lerp_(script.net.last.bias, 0.5)
+
+
+def moves_behind_the_write_first(script: Script) -> None:
+    if script.number > 5:
+        moves_at_the_head(script)
+    plain(script)
+    if script.number == 5:
+        moves_at_the_head(script)
+
+
+def assigns_a_mode_late(script: Script) -> None:
+    if script.number >= 5:
+        scale = script.net.scale
+        assert isinstance(scale, torch.Tensor)
+        scale.mul_(0.9)
+        script.net.eval()
+        script.net.train()
+
+
+@pytest.mark.parametrize("steps", range(5, 9))
+@pytest.mark.parametrize(
+    "body", [moves_at_the_head, moves_and_announces, moves_behind_the_write_first, assigns_a_mode_late]
+)
+def test_what_a_step_changes_for_the_first_time_goes_back_to_what_it_was(run: Any, body: Body, steps: int) -> None:
+    """A copy of what was still until then must be no older, and one of what has changed already no newer."""
+
+    def step(script: Script) -> None:
+        body(script)
+        if body is not moves_behind_the_write_first:
+            plain(script)
+
+    script = run(step)
+    for _ in range(steps):
+        script.step()
+    before = script.bits()
+    with pytest.raises(InterruptedError):
+        _body_up_to_the_barrier(script)
+    assert not script.transaction.unimaged_changes()
+    script.undo()
+    assert script.bits() == before
+    script.step()
+    assert not script.transaction.surprise
+    assert script.barriers == ["end", "end", *["0"] * (steps - 1)]
+
+
 def test_updates_by_hand_are_seen(run: Any) -> None:
     def seldom(script: Script) -> None:
         if script.number % 2:

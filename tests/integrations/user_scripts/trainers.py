@@ -531,6 +531,28 @@ def late_average():
     train(trainer(callbacks=[Callback()]))
 
 
+def averages_late():
+    """Stochastic weight averaging from step 6 on, in a callback, at the head of a step or in the middle of one."""
+
+    class Callback(TrainerCallback):
+        def __init__(self, model):
+            self.average = torch.optim.swa_utils.AveragedModel(model)
+            self.other = torch.optim.swa_utils.AveragedModel(model)
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step >= 6:
+                self.average.update_parameters(model)
+
+        def on_step_begin(self, args, state, control, model=None, **kwargs):
+            if state.global_step >= 6:
+                self.other.update_parameters(model)
+
+    model = gpt()
+    callback = Callback(model)
+    made = trainer(model=model, callbacks=[callback])
+    train(made, lambda: [callback.average.state_dict(), callback.other.state_dict()])
+
+
 def ema_optimizer_step():
     """An average updated right after the write, in on_optimizer_step, swapped in for evaluation by callbacks."""
 

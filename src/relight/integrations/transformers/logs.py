@@ -29,7 +29,8 @@ class Logs:
         if not job.is_standby:
             self._note.unlink(missing_ok=True)  # of an earlier job in the same directory
         self._step = -1  # to which the entries belong
-        self._entries: list[_Entry] = []
+        self._entries: list[_Entry] = []  # kept after they were handed over: what code after a block changes is doubted
+        self._handed_over = -1  # the newest step whose entries this process has handed over
         self._defers = False
 
     def begin(self, step: int) -> None:
@@ -84,17 +85,19 @@ class Logs:
         return self._directory / f"transformers-{self._trainer.args.process_index}.json"
 
     def _hand_over(self, *, is_left: bool = False) -> None:
-        entries, self._entries = self._entries, []
         note, state = self._note, self._trainer.state
-        if not entries or (is_left and note.exists() and json.loads(note.read_text())["step"] == self._step):
+        if not self._entries or self._handed_over == self._step:
+            return
+        if is_left and note.exists() and json.loads(note.read_text())["step"] == self._step:
             return
         now = state.global_step, state.epoch
-        for logs, state.global_step, state.epoch, callbacks in entries:  # of the entry, as reporters read them
+        for logs, state.global_step, state.epoch, callbacks in self._entries:  # of the entry, as reporters read them
             self._call(logs, callbacks)
         state.global_step, state.epoch = now
         draft = note.with_suffix(".new")
         draft.write_text(json.dumps({"step": self._step}))
         os.replace(draft, note)
+        self._handed_over = self._step
 
     def _call(self, logs: dict[str, float], numbers: list[int]) -> Any:
         """Call `on_log` of some callbacks. Returns the control."""

@@ -5,11 +5,13 @@ changed without an optimizer's doing. A tensor that changes for the first time l
 unless it is small enough that a copy was kept; it is copied from the next step on.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 
 from relight.training.state.modules.slots import Key
+from relight.training.state.values.bits import same_bits
 from relight.training.transaction.changes import ChangeWatch
 from relight.training.transaction.images import TensorImages
 from relight.transfer.io.codec import local_part
@@ -95,13 +97,26 @@ class ImagePlan:
         self._still = {key: copied for key, copied in self._still.items() if key in index}
 
     def before_mode(self, module: torch.nn.Module) -> None:
-        """A module goes to training or evaluation: its buffers may change from here on, and did not before."""
-        self._images.take(self._slots.of_module(module))
+        """A module goes to training or evaluation: its buffers may change from here on."""
+        self._take_unwritten(self._slots.of_module(module))
 
-    def before_unusual_writes(self) -> None:
-        """Any tensor may be changed from here on in this step, and in few others: copy all that have no copy."""
-        if not self._steps_to_learn:
-            self._images.take(self._slots.keys)
+    def before_unusual_writes(self, average: torch.nn.Module | None) -> None:
+        """Any tensor, or any of an average, may change from here on, in this step and in few others."""
+        slots = self._slots
+        parts = {id(part) for part in (*average.parameters(), *average.buffers())} if average is not None else ()
+        keyed = zip(slots.keys, slots.tensors, strict=True)
+        self._take_unwritten(key for key, tensor in keyed if average is None or id(tensor) in parts)
+
+    def _take_unwritten(self, keys: Iterable[Key]) -> None:
+        """Copy these tensors, but for those that the step has changed already: a copy of these would be wrong."""
+        if self._steps_to_learn:
+            return  # all were copied as the step began
+        reached = {*self._changes.written_by_data(), *filter(self._still.__contains__, self._changes.reached_by_data())}
+        missing = (key for key in keys if key not in self._images and key not in reached)
+        self._images.take(key for key in missing if not self._changes.is_written(key) or self._is_uncounted(key))
+
+    def _is_uncounted(self, key: Key) -> bool:
+        return self._slots.get(key).is_inference()
 
     def before_reach(self, tensor: torch.Tensor) -> None:
         """Copy a tensor whose `.data` is about to be read or set: what that changes shows only afterwards."""
@@ -129,7 +144,7 @@ class ImagePlan:
         """Sort the tensors that this step changed. The barrier might have stood after `stirred` of its writes."""
         at_end = self._changed_at[-1]
         before = self._changed_at[stirred]
-        self._private.buffers.update(key for key in before if key not in self._slots.parameters)
+        self._private.buffers |= self._buffers_among(before)
         written: set[Key] = set()
         for index, changed in enumerate(self._changed_at):
             found = self._early if index <= stirred else self._late
@@ -151,14 +166,29 @@ class ImagePlan:
 
     def private_among(self, written: list[Key], *, early: bool) -> set[Key]:
         """Return the buffers among tensors that were changed by the barrier and are the rank's own for that."""
-        buffers = [key for key in written if key not in self._slots.parameters]
-        return {key for key in buffers if early or self._state.members.trains(key)}
+        return {key for key in self._buffers_among(written) if early or self._state.members.trains(key)}
+
+    def _buffers_among(self, keys: Iterable[Key]) -> set[Key]:
+        """Return the buffers among these tensors, without what counts the moves of averages."""
+        return {k for k in keys if k not in self._slots.parameters and k not in self._state.averages.counters}
 
     def uncopied(self) -> list[Key]:
         """Return tensors that the step under way has changed, or may have, and of which there is no earlier copy."""
         if self._steps_to_learn or not self._changes.has_start:
             return []
         return list(self._uncopied | self._without_copy(self._changes.written(self._changes.scan())))
+
+    def see_still(self, now: list[int]) -> None:
+        """See, as the step is committed, which tensors that no step had changed are other ones since."""
+        if not self._still:
+            return
+        copied = filter(self._images.__contains__, self._still)
+        touched = dict.fromkeys((*self._changes.written(now), *self._changes.reached_by_data(), *copied))
+        for key in [key for key in touched if key in self._still]:
+            live = local_part(self._slots.get(key))
+            if live.shape != self._still[key].shape or not same_bits(self._still[key], live):
+                del self._still[key]
+                self._early[key] = None
 
     def commit(self) -> None:
         """The step counts: keep the memory of its copies for the next one."""

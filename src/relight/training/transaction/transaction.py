@@ -36,8 +36,7 @@ class Transaction:
         carried: CarriedState | None = None,
         streams: Streams | None = None,
     ) -> None:
-        self._state = state
-        self._attributes = state.attributes
+        self._state, self._attributes = state, state.attributes
         self.learner = Learner()
         self._changes = ChangeWatch(state.slots, state.attributes)
         self._images = StepImages(state, self._changes.access)
@@ -164,10 +163,10 @@ class Transaction:
             self._plan.before_mode(module)
 
     @unseen
-    def before_unusual_writes(self) -> None:
-        """Copy all tensors before the step may change any, as few steps do."""
+    def before_unusual_writes(self, average: nn.Module | None = None) -> None:
+        """Copy all tensors, or those of an average that is about to move, before the step changes any of them."""
         if self.is_open and not self._is_early:
-            self._plan.before_unusual_writes()
+            self._plan.before_unusual_writes(average)
 
     @unseen
     def _before_reach(self, tensor: torch.Tensor) -> None:
@@ -217,6 +216,7 @@ class Transaction:
         self.is_open = False
         self._changes.access.watch_methods(False)
         self._images.commit()
+        self._plan.see_still(now)
         if self._changes.buffers_were_assigned:
             self._changes.look_again()
             now = self._changes.scan()

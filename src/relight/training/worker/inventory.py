@@ -105,10 +105,9 @@ class Inventory:
 def take_inventory(
     runtime: Runtime, state: TrackedState, *, data: Any, accumulate: int, short_groups: bool, seed: int, rng: str
 ) -> Inventory:
-    """The parts for a state that was handed over, in this process.
+    """The parts of this process, for a state that was handed over.
 
     Args:
-        runtime, state: of this process, and to be trained.
         data, accumulate, short_groups, seed, rng: see `Training`.
     """
     assignment = Assignment()
@@ -147,6 +146,7 @@ def take_inventory(
             state.name_of_writer,
             lambda optimizer: state.identities.name_of(optimizer) is not None,
             barrier.before_write,
+            transaction.before_unusual_writes,
             lambda: runtime.protection.in_step,
             left,
         ),

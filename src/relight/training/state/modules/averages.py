@@ -47,6 +47,13 @@ class Averages:
             if owner not in models
             for average in _find(owner, "", module, models)
         ]
+        # Of each AveragedModel, how often it was moved: alike on all ranks, whenever in a step that is.
+        self.counters = {
+            (owner, f"{path}.n_averaged" if path else "n_averaged")
+            for owner, module in modules.items()
+            for path, part in module.named_modules()
+            if isinstance(part, AveragedModel)
+        }
         self._slots = slots
         self._before: dict[Key, torch.Tensor] = {}
         self.copied: set[Key] = set()  # those that the newest step's end made equal to the model's

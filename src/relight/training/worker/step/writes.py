@@ -1,7 +1,8 @@
 """Finds the writes of a step, whatever makes them, and says so before they happen.
 
-A write is `optimizer.step()`, `scaler.update()`, or what moves a scheduler or an averaged model. Each is caught where
-it enters; an object that was not handed over is named to the user, because a replacement would not have it.
+A write is `optimizer.step()`, `scaler.update()`, or what moves a scheduler. Each is caught where it enters; an object
+that was not handed over is named to the user, because a replacement would not have it. What moves an averaged model is
+caught too, and is no write: it may come anywhere in a step.
 """
 
 import functools
@@ -24,13 +25,14 @@ _OUTSIDE = "{kind}.{method}() of {name} is called outside `with step`: move it i
 
 
 class WriteWatch:
-    """Calls `before_write` in front of every write to tracked state, and `in_use` says whether a step is under way."""
+    """Calls `before_write` in front of every write to tracked state, and `before_average` before an average moves."""
 
     def __init__(
         self,
         name_of: Callable[[Any], str | None],
         is_replicated: Callable[[Any], bool],
         before_write: Callable[[str, str | None], None],
+        before_average: Callable[[AveragedModel], None],
         in_use: Callable[[], bool],
         left: LeftGradients,
     ) -> None:
@@ -40,12 +42,14 @@ class WriteWatch:
             name_of: under which name an object was handed over; None: it was not.
             is_replicated: whether an optimizer is one that all ranks share, and not in `per_rank`.
             before_write: see `Barrier`.
+            before_average: see `Transaction`.
             in_use: whether a step is under way.
             left: knows of gradients that wait for an optimizer.
         """
         self._name_of = name_of
         self._is_replicated = is_replicated
         self._before_write = before_write
+        self._before_average = before_average
         self._in_use = in_use
         self._left = left
         self._undo: list[Callable[[], None]] = []
@@ -143,7 +147,10 @@ class WriteWatch:
             elif not _is_disabled(self):
                 if role is not None and watch._name_of(self) is None:
                     raise _unknown(self, role)
-                watch._before_write(watch._name_of(self) or method, None)
+                if isinstance(self, AveragedModel):
+                    watch._before_average(self)
+                else:
+                    watch._before_write(watch._name_of(self) or method, None)
             return original(self, *args, **kwargs)
 
         setattr(owner, method, wrapped)
