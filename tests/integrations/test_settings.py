@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations.test_user_scripts import OFFLINE, PROGRAMS, skip_without, traces
-from tests.survival.harness import DEADLINE_SECONDS, Job, Outcome, Training
+from tests.integrations.test_user_scripts import PROGRAMS, preload, skip_without, traces
+from tests.survival.harness import DEADLINE_SECONDS, OFFLINE, Job, Outcome, Training
 
 PHASES = {
     "early": (
@@ -64,7 +64,7 @@ def run(directory: Path, program: str, settings: str, faults: Sequence[str] = ()
     """Run a script to its end."""
     arguments = (settings, "--output", str(directory / "output"), *(("--dies", dies) if dies else ()))
     training = Training(ranks=2, steps=0, program=str(PROGRAMS / program), arguments=arguments)
-    with Job(directory, training, faults=faults, standbys=1, environment=OFFLINE) as job:
+    with Job(directory, training, faults=faults, standbys=1, environment=OFFLINE, preload=preload(program)) as job:
         return job.wait(3 * DEADLINE_SECONDS)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations.test_user_scripts import PRELOAD_TRANSFORMERS
 from tests.survival.harness import DEADLINE_SECONDS, ROOT, Job, Training, plain_environment
 
 pytest.importorskip("accelerate", exc_type=ImportError)
@@ -35,7 +36,7 @@ def train(
     training = Training(
         ranks=2, steps=0, program=str(program), arguments=("--output", str(directory / "output"), *arguments)
     )
-    with Job(directory, training, faults=faults, standbys=1) as job:
+    with Job(directory, training, faults=faults, standbys=1, preload=PRELOAD_TRANSFORMERS) as job:
         outcome = job.wait(DEADLINE_SECONDS)
     assert outcome.status == 0, outcome.describe()
     assert outcome.report.bits_as_undisturbed == "yes", outcome.describe()

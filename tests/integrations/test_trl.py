@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from relight.errors import UsageError
-from tests.survival.harness import DEADLINE_SECONDS, ROOT, Job, Training, plain_environment
+from tests.integrations.test_user_scripts import PRELOAD_TRANSFORMERS
+from tests.survival.harness import DEADLINE_SECONDS, OFFLINE, ROOT, Job, Training, plain_environment
 
 pytest.importorskip("trl", exc_type=ImportError)
 
 EXAMPLE = ROOT / "examples" / "trl" / "train.py"
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # Optimizer steps 4 and 8 are followed by an evaluation and a checkpoint, at the head of steps 4 and 8.
 DISTURBANCES = {
     "computing": ("kill rank 0 in FORWARD of step 3", "kill rank 1 in BACKWARD of step 7"),
@@ -33,8 +33,8 @@ def train(directory: Path, faults: Sequence[str] = (), arguments: Sequence[str] 
     training = Training(
         ranks=2, steps=0, program=str(EXAMPLE), arguments=("--output", str(directory / "output"), *arguments)
     )
-    with Job(directory, training, faults=faults, standbys=1, environment=OFFLINE) as job:
-        outcome = job.wait(2 * DEADLINE_SECONDS)  # each process imports transformers
+    with Job(directory, training, faults=faults, standbys=1, environment=OFFLINE, preload=PRELOAD_TRANSFORMERS) as job:
+        outcome = job.wait(2 * DEADLINE_SECONDS)  # each process imports most of trl
     assert outcome.status == 0, outcome.describe()
     assert outcome.report.bits_as_undisturbed == "yes", outcome.describe()
     assert len(outcome.report.failures) == len(faults), outcome.describe()

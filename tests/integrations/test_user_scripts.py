@@ -17,7 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.survival.harness import DEADLINE_SECONDS, ROOT, Job, Outcome, Training, plain_environment
+from tests.survival.harness import (
+    DEADLINE_SECONDS,
+    OFFLINE,
+    PRELOAD,
+    ROOT,
+    Job,
+    Outcome,
+    Training,
+    plain_environment,
+)
 
 PROGRAMS = ROOT / "tests" / "integrations" / "user_scripts"
 NEEDS = {
@@ -26,7 +35,8 @@ NEEDS = {
     **dict.fromkeys(("accelerated.py", "accelerated_pair.py"), "accelerate"),
     "preferences.py": "trl",
 }
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+# Most of what a Trainer imports, without `datasets`, which starts a thread: three quarters of a worker's start.
+PRELOAD_TRANSFORMERS = f"{PRELOAD},accelerate,transformers.modeling_utils" if PRELOAD else ""
 FAULTS = {
     "computing": ("kill rank 0 in BACKWARD of step 3", "kill rank 1 in OPTIMIZER of step 6"),
     "after": ("kill rank 1 in FORWARD of step 4", "kill rank 0 in AFTER_WRITE of step 8"),
@@ -86,11 +96,16 @@ def skip_without(program: str) -> None:
         pytest.skip(f"{NEEDS[program]} is not installed")
 
 
+def preload(program: str) -> str:
+    """Return the modules that workers of a script are forked with, as with `--preload`."""
+    return PRELOAD if NEEDS.get(program) == "lightning" else PRELOAD_TRANSFORMERS
+
+
 def run(directory: Path, program: str, kind: str, faults: Sequence[str] = ()) -> Outcome:
     """Run a script under relight to its end."""
     arguments = (kind, "--output", str(directory / "output"))
     training = Training(ranks=2, steps=0, program=str(PROGRAMS / program), arguments=arguments)
-    with Job(directory, training, faults=faults, standbys=1, environment=OFFLINE) as job:
+    with Job(directory, training, faults=faults, standbys=1, environment=OFFLINE, preload=preload(program)) as job:
         return job.wait(2 * DEADLINE_SECONDS)
 
 

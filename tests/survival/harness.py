@@ -37,6 +37,7 @@ GONE_SECONDS = 3.0 * PATIENCE  # from the launcher's end until the last process 
 # Workers of jobs are forked of a process that has imported torch, which saves most of the time of a test.
 # RELIGHT_TEST_PRELOAD= runs every worker as a new process.
 PRELOAD = os.environ.get("RELIGHT_TEST_PRELOAD", "torch")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # which transformers reads as it is imported
 PRELOADED = ("--preload", PRELOAD) if PRELOAD else ()  # flags of a job with an agent of its own
 
 ROOT = Path(__file__).parents[2]
@@ -106,8 +107,10 @@ class Job:
         environment: dict[str, str] | None = None,
         hang_seconds: float = HANG_SECONDS,
         run_dir: Path | None = None,
+        preload: str = PRELOAD,
     ) -> None:
         self.training = training
+        self._preload = preload
         self.directory = directory
         self.run_dir = run_dir or directory / "run"
         self.final = directory / "final"
@@ -121,7 +124,7 @@ class Job:
             *(sys.executable, "-P", "-m", "relight.cli", "run"),
             *("--nproc-per-node", str(training.ranks), "--standby", str(standbys), "--run-dir", str(self.run_dir)),
             *("--hang-timeout-seconds", f"{hang_seconds:g}", "--outside-hang-timeout-seconds", f"{hang_seconds:g}"),
-            *(() if "--no-python" in flags else PRELOADED),
+            *(("--preload", preload) if preload and "--no-python" not in flags else ()),
             *flags,
             *(word for sentence in faults for word in ("--chaos", sentence)),
             *((str(PROGRAMS / "on_late_device.py"),) if training.is_late else ()),
@@ -144,7 +147,7 @@ class Job:
             )
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
-        shared = {SHARED_VARIABLE: template_socket()} if "--preload" in self.command else {}
+        shared = {SHARED_VARIABLE: template_socket(self._preload)} if "--preload" in self.command else {}
         return {**plain_environment(), **shared, "TMPDIR": str(self.temporary), _MARK: self._mark, **extra}
 
     # --- while it runs ----------------------------------------------------------------------------------------
@@ -306,16 +309,16 @@ def finals_under_torchrun(directory: Path, ranks: int, program: str, *arguments:
 
 
 @functools.cache
-def template_socket() -> str:
-    """Start a process that imports torch for all jobs of this one, and ends with it, however that ends.
+def template_socket(modules: str = PRELOAD) -> str:
+    """Start a process that imports these modules for all jobs of this one, and ends with it, however that ends.
 
     Returns the process's socket.
     """
     directory = Path(tempfile.mkdtemp(prefix="rl-"))
     socket = directory / "template"
     process = subprocess.Popen(
-        (sys.executable, "-P", str(SHARED_TEMPLATE), str(os.getpid()), str(socket), PRELOAD),
-        env={**plain_environment(), ROOM_VARIABLE: "0" * ROOM_BYTES},
+        (sys.executable, "-P", str(SHARED_TEMPLATE), str(os.getpid()), str(socket), modules),
+        env={**plain_environment(), **OFFLINE, ROOM_VARIABLE: "0" * ROOM_BYTES},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
