@@ -400,7 +400,7 @@ def averaging(kit):
 
 
 def ema_averaging(kit):
-    kit.callbacks.append(EMAWeightAveraging(decay=0.8, update_every_n_steps=2, update_starting_at_step=3))
+    kit.callbacks.append(EMAWeightAveraging(decay=0.8, update_every_n_steps=2, update_starting_at_step=4))
 
 
 def counting(kit):

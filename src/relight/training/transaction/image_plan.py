@@ -182,8 +182,9 @@ class ImagePlan:
         """See, as the step is committed, which tensors that no step had changed are other ones since."""
         if not self._still:
             return
-        copied = filter(self._images.__contains__, self._still)
-        touched = dict.fromkeys((*self._changes.written(now), *self._changes.reached_by_data(), *copied))
+        changes, copied = self._changes, filter(self._images.__contains__, self._still)
+        reached = (key for key in changes.reached_by_data() if key not in self._only_read)
+        touched = dict.fromkeys((*changes.written(now), *changes.written_by_data(), *reached, *copied))
         for key in [key for key in touched if key in self._still]:
             live = local_part(self._slots.get(key))
             if live.shape != self._still[key].shape or not same_bits(self._still[key], live):
