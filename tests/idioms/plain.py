@@ -76,21 +76,40 @@ class PlainTraining:
     """A loop without protection."""
 
     def __init__(
-        self, *, data: Any = None, accumulate: int = 1, seed: int | None = None, rng: str = "step", **_: Any
+        self,
+        *,
+        data: Any = None,
+        accumulate: int = 1,
+        short_groups: bool = False,
+        seed: int | None = None,
+        rng: str = "step",
+        **_: Any,
     ) -> None:
+        self._short_groups = short_groups
         self._data, self._accumulate, self._seed, self._rng = data, accumulate, seed or 0, rng
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
+        self._until = 0  # of the epoch under way
         self.version = 0
 
     def __getattr__(self, name: str) -> Any:  # carry, checkpoint, log_to, ...
         return lambda *_, **__: None
 
-    def steps(self, until: int) -> Iterator[PlainStep]:
+    def steps(self, until: int | None = None) -> Iterator[PlainStep]:
         """Offer them one after the other."""
-        while self.version < until:
+        while self.version < (until or self._until):
             yield PlainStep(self, self.version)
             self.version += 1
+
+    def epochs(self, count: int, *, steps_per_epoch: int | None = None) -> Iterator[int]:
+        """Offer epochs one after the other."""
+        length = steps_per_epoch or self._steps_in_an_epoch()
+        for epoch in range(count):
+            self._until = (epoch + 1) * length
+            yield epoch
+
+    def _steps_in_an_epoch(self) -> int:
+        return -(-len(self._data) // self._accumulate)
 
     def epoch(self, number: int) -> int:
         return number * self._accumulate // len(self._data)
@@ -99,7 +118,12 @@ class PlainTraining:
         """The batch of a step."""
         if self._data is not None:
             self._seed_streams("step", number)
-        batches = [self._next(number * self._accumulate + index) for index in range(self._accumulate)]
+        first, count = number * self._accumulate, self._accumulate
+        if self._short_groups:
+            epoch, place = divmod(number, self._steps_in_an_epoch())
+            first = epoch * len(self._data) + place * self._accumulate
+            count = min(count, (epoch + 1) * len(self._data) - first)
+        batches = [self._next(first + index) for index in range(count)]
         self._seed_streams("forward", number)
         return batches[0] if self._accumulate == 1 else batches
 

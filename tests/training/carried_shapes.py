@@ -7,9 +7,11 @@ from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+from relight.training.carried.code.epochs import with_epochs
 from relight.training.carried.code.iteration import iteration_of
+from relight.training.carried.code.misuse import leaves_epoch, loops_around
 from relight.training.carried.code.refs import describe
-from relight.training.carried.code.source import Position, position_of, user_frames
+from relight.training.carried.code.source import Head, Position, position_of, user_frames
 from relight.training.carried.reading.names import Names, names_of
 
 _NUMBERS = itertools.count()
@@ -31,7 +33,10 @@ class FirstStep:
         frame = sys._getframe(1)
         self._steps.frame = frame
         iteration = iteration_of(frame, self._steps.asked)
+        if iteration is not None and (head := self._steps.head) is not None:
+            iteration = with_epochs(iteration, frame, head)
         if iteration is not None:
+            self._steps.of_epoch = iteration.of_epoch
             frames: list[FrameType] = []
             here: FrameType | None = frame
             while here is not None and len(frames) < iteration.frames:
@@ -55,26 +60,45 @@ class Steps:
         self.frame: FrameType | None = None
         self.tracked: tuple[Any, ...] = ()
         self.asked: dict[CodeType, Position] = {}
+        self.head: Head | None = None  # of a loop of epochs around that of the steps
+        self.of_epoch: tuple[tuple[int, str], ...] = ()
+        self.leaves: str | None = None  # where the loop of steps is left in the middle of an epoch
+        self.around: str | None = None  # a loop around it, in that of epochs
 
     def is_foreign(self, thing: Any) -> bool:
-        is_own = isinstance(thing, FirstStep) or getattr(thing, "gi_code", None) is Steps.__call__.__code__
+        generators = (Steps.__call__.__code__, Steps.epochs.__code__)
+        is_own = isinstance(thing, FirstStep) or getattr(thing, "gi_code", None) in generators
         return is_own or any(thing is tracked for tracked in self.tracked)
 
     def __call__(self, *tracked: Any) -> Iterator[FirstStep]:
         self.tracked = tracked
-        self.asked = {frame.f_code: position_of(frame) for frame in user_frames(sys._getframe(1))}
+        frame = sys._getframe(1)
+        self.asked = {here.f_code: position_of(here) for here in user_frames(frame)}
+        if self.head is not None:
+            self.leaves, self.around = leaves_epoch(frame, self.head), loops_around(frame, (), self.head)
         yield FirstStep(self)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Offer epochs, of which each has a loop of steps."""
+        frame = next(user_frames(sys._getframe(1)))
+        self.head = Head(frame.f_code, position_of(frame))
+        yield from range(count)
 
 
 def read_script(source: str, directory: Path) -> Names | None:
     """The findings in a script, in which `steps(*tracked)` offers steps. None: its code could not be read."""
+    return enter_script(source, directory).names
+
+
+def enter_script(source: str, directory: Path) -> Steps:
+    """Run a script until it enters a step of `steps(*tracked)`, perhaps in a loop over `epochs(count)`."""
     path = directory / f"script{next(_NUMBERS)}.py"
     path.write_text(source)
     steps = Steps()
     try:
-        exec(compile(source, str(path), "exec"), {"__name__": path.stem, "steps": steps})
+        exec(compile(source, str(path), "exec"), {"__name__": path.stem, "steps": steps, "epochs": steps.epochs})
     except Reached:
-        return steps.names
+        return steps
     raise AssertionError("the script entered no step")
 
 

@@ -1,13 +1,12 @@
-"""`relight.Training`: the objects of a training run that must survive, and the loop over its steps.
+"""`relight.Training`: the objects of a training run that must survive, and what is done with them beside its steps.
 
 Forward and backward leave parameters alone; the first write waits at the barrier; the end of the block commits. A
 failure before the barrier surfaces as an exception inside the block, which the block absorbs; then the same step is
 offered again. See docs/PROTOCOL.md.
 """
 
-import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +15,16 @@ from torch.optim import Optimizer
 
 from relight.errors import UsageError
 from relight.script_files import adopt_caller
-from relight.training.carried.code.misuse import another_loop
 from relight.training.carried.code.source import lines_of
-from relight.training.ending import end_with
 from relight.training.job import current_runtime
+from relight.training.loops import Loops
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
-from relight.training.step import Step
 from relight.training.worker.inventory import take_inventory
-from relight.training.worker.loop import StepLoop
 from relight.training.wrappers import each_by_name, unwrapped_objects, unwrapped_optimizers
 
-_CALLED_AGAIN = (
-    "training.steps() {}. Only one loop of steps is protected: call it once, for all epochs, "
-    "`for step in training.steps(until=epochs * len(loader))`; step.epoch says which epoch a step belongs to, and "
-    "code that is due once an epoch goes into the block, in the epoch's last step. Of several trainings (folds, "
-    "seeds), start each as a job of its own"
-)
 
-
-class Training:
+class Training(Loops):
     """Keeps the state of a training run, and undoes and repeats steps that a failure interrupts.
 
     Create it once in each process, after the model is wrapped and before the loop. Everything that steps change must be
@@ -102,7 +91,6 @@ class Training:
     ) -> None:
         runtime = self._runtime = current_runtime()
         adopt_caller(frame := sys._getframe(1))
-        self._built_at = lines_of(frame)
         state = TrackedState(
             modules=dict(model) if isinstance(model, dict) else each_by_name({"model": model}),
             optimizers=unwrapped_optimizers(
@@ -117,7 +105,7 @@ class Training:
         self._parts = take_inventory(
             runtime, state, data=data, accumulate=accumulate, short_groups=short_groups, seed=seed, rng=rng
         )
-        self._loop = StepLoop(self._parts, functools.partial(end_with, runtime))
+        super().__init__(self._parts, lines_of(frame))
 
     @property
     def version(self) -> int:
@@ -259,32 +247,6 @@ class Training:
             training.carry("hidden", replay_buffer, ignore=["progress_bar"])
         """
         self._parts.carried.declare(*things, ignore=ignore)
-
-    def steps(self, until: int) -> Iterator[Step]:
-        """Offer steps until `until` of them are committed, in total, on every rank.
-
-        Call it once in a process, for all epochs; `step.epoch` is the epoch of a step. Code above `with step` in the
-        loop's body belongs to the step, and runs again with it. Code after the block may evaluate, log and save, but
-        must not change what was handed over; guard it with `step.committed`: it also runs after an interrupted step.
-
-        Args:
-            until: number of committed steps, counted from the start of the job's first run.
-
-        Yields:
-            `Step` objects, to be used as `with step as batch`.
-
-        Raises:
-            UsageError: `until` is less than 1, `steps` was called before in this process, or stands inside a loop.
-        """
-        if until < 1:
-            raise UsageError(f"steps(until={until}): at least one step")
-        if self._runtime.has_begun:
-            raise UsageError(_CALLED_AGAIN.format("was called a second time in this process"))
-        adopt_caller(frame := sys._getframe(1))
-        if why := another_loop(frame, self._built_at):
-            raise UsageError(_CALLED_AGAIN.format(why))
-        self._runtime.has_begun = True
-        return self._loop.run(until, lines_of(frame))
 
 
 def _refuse_what_standbys_cannot_build(runtime: Runtime, *, staged: bool) -> None:

@@ -54,6 +54,7 @@ class Carried:
         self._kept = self._catalog.kept
         self._loop = self._catalog.loop
         self._spots = self._loop.spots
+        self.show_epochs, self.set_epoch = self._loop.show_epochs, self._loop.set_epoch
         self._spots.data = data
         self.show, self.made_in = self._spots.show, self._search.made_in
         self._undo = Undo(self._catalog)

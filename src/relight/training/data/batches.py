@@ -48,7 +48,7 @@ class Batches:
         install()
         data, self._device = unwrapped_data(data)
         self._source = make_source(data, seed, preserve=streams == "preserve")
-        self._draws = data is not None
+        self._data = data
         self._reach = None if isinstance(self._source, (NoSource, FunctionSource)) else Reach({"data": data})
         self._groups = Groups(accumulate, _batches_in_an_epoch(data) if short_groups else 0)
         self._seed = seed
@@ -106,9 +106,10 @@ class Batches:
         """Set the streams for the draw. Return whether the batch is in hand."""
         if self._preserve and self._at_barrier is not None:
             rng.put_back(self._at_barrier)
-        if self._draws:
+        if self._data is not None:
             self._seed_streams("step", step, rank)
-        if self._draws and self._batch_of == step and (self._draws_in_mode or _edits(self._batch) != self._edits):
+        is_drawn = self._data is not None and self._batch_of == step
+        if is_drawn and (self._draws_in_mode or _edits(self._batch) != self._edits):
             self.restore(step, rank)  # the script changed it in place, or a mode saw how it was drawn: draw it again
         return self._batch_of == step
 
@@ -116,7 +117,7 @@ class Batches:
         """The batch of `step` was drawn."""
         self._batch, self._batch_of = batch, step
         self._held = self._source.hold()
-        if self._draws:
+        if self._data is not None:
             self._edits = _edits(batch)
             self._compare_with_predecessor(step, rank)
         self._after_draw = rng.capture() if self._preserve else None
@@ -176,6 +177,16 @@ class Batches:
 
     def epoch(self, step: int) -> int:
         return self._source.epoch(self._groups.first(step))
+
+    def steps_in_an_epoch(self) -> int:
+        """Return the number of steps in an epoch; 0: the data has no length, or an epoch ends inside a step."""
+        try:
+            batches = 0 if self._data is None or isinstance(self._source, CombinedSource) else len(self._data)
+        except TypeError:
+            return 0
+        if self._groups.epoch:
+            return self._groups.steps_in_an_epoch
+        return 0 if batches % self._groups.size else batches // self._groups.size
 
     def _adopt(self, tree: dict[str, Any], step: int, rank: int) -> None:
         self.start(step, rank)

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from relight.errors import UsageError
 from relight.training.step import Step
 from relight.training.torch_private.script_modes import hidden_from_modes, unseen
 from relight.training.worker.broken_steps import BrokenSteps
+from relight.training.worker.epochs import asking
 from relight.training.worker.examine import examine
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.lineage import next_lineage
@@ -51,9 +52,9 @@ class StepLoop:
         self._broken_steps = BrokenSteps(parts, self._checks)
         self._membership = Membership(parts, self._checks, self._broken_steps, end_with)
 
-    def run(self, until: int, called_at: Sequence[tuple[str, int]]) -> Iterator[Step]:
+    def run(self, until: int, called_at: Sequence[tuple[str, int]]) -> Generator[Step]:
         """Steps until so many are committed on every rank. `called_at`: the lines of the script that asked for them."""
-        self._checks.look_at_loop(sys._getframe(1), called_at)
+        self._checks.look_at_loop(asking(sys._getframe(1)), called_at)
         self._worker.until = until
         with hidden_from_modes():
             self._parts.install()
@@ -76,7 +77,7 @@ class StepLoop:
                         self._runtime.notices.doubt(doubt)
                     return
         except GeneratorExit:
-            self._membership.leave(sys._getframe().f_back)
+            self._membership.leave(asking(sys._getframe(1)))
             raise
         finally:
             with hidden_from_modes():

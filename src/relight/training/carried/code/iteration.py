@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from relight.training.carried.code import source
-from relight.training.carried.code.source import Position
+from relight.training.carried.code.source import Position, Way
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,17 @@ class Piece:
 class Iteration:
     """One turn of the loop of steps, from where it asks for a step to where it asks for the next one."""
 
+    way: Way  # to the loop, in the function that holds it
     pieces: tuple[Piece, ...]
     block: ast.With
     begins_late: bool  # the turn's first statements run before the loop asks for a step
     computes_above: bool  # code stands between the loop's head and `with step`
     is_only_block: bool  # the loop's body is `with step` and nothing else
     counted: frozenset[str]  # names that the loop itself sets, beside the step
-    frames: int  # how many frames take part: 1 if `with step` stands in the function that holds the loop
-    read_after: frozenset[str] = frozenset()  # names that the function with the loop reads after it
+    read_after: frozenset[str]  # names that the function with the loop reads after it
+    loop: int = 0  # the number of the frame that holds the loop: 0 if `with step` stands in it
+    frames: int = 1  # how many frames take part: those up to the one that holds the loop, or the loop of epochs
+    of_epoch: tuple[tuple[int, str], ...] = ()  # names of the epoch's number, each with the number of its frame
 
     @property
     def may_leave(self) -> bool:
@@ -60,7 +63,7 @@ class Iteration:
         if node is self.block:
             return True
         names = {ast.unparse(item.context_expr) for item in self.block.items}
-        return self.frames == 1 and any(ast.unparse(item.context_expr) in names for item in node.items)
+        return self.loop == 0 and any(ast.unparse(item.context_expr) in names for item in node.items)
 
 
 def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, Position], line: int = 0) -> Iteration | None:
@@ -97,23 +100,18 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, Position], line: 
         if block is None:
             return None  # the block stands in a library
         if loop is not None and number == 0:
-            return dataclasses.replace(_of_loop(way[loop], block, asked), read_after=_read_after(way[: loop + 1]))
+            return _of_loop(way[: loop + 1], block, asked)
         after.append(Piece(number, (call,)))  # the block, or the call that leads to it with what follows its return
         for body, index in reversed(inner):
             after.append(Piece(number, tuple(body[index + 1 :])))
-        prior = _before(inner)
+        prior = preceding(inner)
         if loop is not None:
-            whole = _of_loop(way[loop], block, asked)
+            whole = _of_loop(way[: loop + 1], block, asked)
             first, last = _turn_of(way[loop][0][way[loop][1]], whole.counted)
             pieces = (Piece(number, (*first, *prior)), *before, *after, Piece(number, tuple(last)))
             above = whole.begins_late or bool(prior) or any(piece.statements for piece in before)
             return dataclasses.replace(
-                whole,
-                pieces=pieces,
-                computes_above=above,
-                is_only_block=False,
-                frames=number + 1,
-                read_after=_read_after(way[: loop + 1]),
+                whole, pieces=pieces, computes_above=above, is_only_block=False, loop=number, frames=number + 1
             )
         before.insert(0, Piece(number, tuple(prior)))
         here = here.f_back
@@ -143,14 +141,14 @@ def block_ahead(frame: FrameType) -> int | None:
     return None
 
 
-def _innermost_loop(way: list[tuple[list[ast.stmt], int]], asked: Position | None) -> int | None:
+def _innermost_loop(way: Way, asked: Position | None) -> int | None:
     """Return the part of a way that is the loop which asks for a step at a place; None: any."""
     loops = [i for i, (body, at) in enumerate(way) if isinstance(body[at], source.LOOPS) and _spans(body[at], asked)]
     loop = max(loops, default=None)
     return None if loop == len(way) - 1 else loop  # this line is the loop's own head: something that it calls
 
 
-def _before(way: list[tuple[list[ast.stmt], int]]) -> list[ast.stmt]:
+def preceding(way: Way) -> list[ast.stmt]:
     """Statements that run on this way before its last one."""
     prior: list[ast.stmt] = []
     for index, (body, at) in enumerate(way):
@@ -160,9 +158,9 @@ def _before(way: list[tuple[list[ast.stmt], int]]) -> list[ast.stmt]:
     return prior
 
 
-def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: Position | None) -> Iteration:
-    """All of a loop's body. `asked`: the place that asks for a step; None: not known."""
-    loop = place[0][place[1]]
+def _of_loop(way: Way, block: ast.With, asked: Position | None) -> Iteration:
+    """All of a loop's body. `way`: to the loop. `asked`: the place that asks for a step; None: not known."""
+    loop = way[-1][0][way[-1][1]]
     counted = _counted(loop, block)
     first, last = _turn_of(loop, counted)
     body = getattr(loop, "body", [])
@@ -170,7 +168,7 @@ def _of_loop(place: tuple[list[ast.stmt], int], block: ast.With, asked: Position
     pieces = (Piece(0, (*first, *body, *last)),)
     above = begins_late or body[0] is not block
     is_only_block = isinstance(loop, ast.For) and not above and len(body) == 1
-    return Iteration(pieces, block, begins_late, above, is_only_block, counted, 1)
+    return Iteration(way, pieces, block, begins_late, above, is_only_block, counted, read_after(way))
 
 
 def _turn_of(loop: ast.stmt, counted: frozenset[str]) -> tuple[list[ast.stmt], list[ast.stmt]]:
@@ -195,20 +193,20 @@ def _counted(loop: ast.stmt, block: ast.With) -> frozenset[str]:
     return frozenset(node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)) - entered
 
 
-def _read_after(way: list[tuple[list[ast.stmt], int]]) -> frozenset[str]:
+def read_after(way: Way) -> frozenset[str]:
     """Names that are read after the last statement of this way, in the same function."""
-    return frozenset().union(*(_read_in(statement) for body, at in way for statement in body[at + 1 :]))
+    return frozenset().union(*(read_in(statement) for body, at in way for statement in body[at + 1 :]))
 
 
-def _read_in(node: ast.AST) -> set[str]:
+def read_in(node: ast.AST) -> set[str]:
     """Names that this code reads, without the variables of its comprehensions."""
     if isinstance(node, ast.Name):
         return {node.id} if isinstance(node.ctx, ast.Load) else set()
-    found = set[str]().union(*map(_read_in, ast.iter_child_nodes(node)))
+    found = set[str]().union(*map(read_in, ast.iter_child_nodes(node)))
     if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
         targets = (one for each in node.generators for one in ast.walk(each.target))
         found -= {one.id for one in targets if isinstance(one, ast.Name)}
-        found |= _read_in(node.generators[0].iter)  # the first one is read outside
+        found |= read_in(node.generators[0].iter)  # the first one is read outside
     return found
 
 

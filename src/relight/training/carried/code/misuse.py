@@ -9,12 +9,13 @@ from typing import Any
 
 from relight.training.carried.code import source
 from relight.training.carried.code.iteration import iteration_of
+from relight.training.carried.code.source import Head
 
 _COUNTING = (zip, itertools.islice, itertools.zip_longest, itertools.chain, itertools.takewhile)
 
 
 def another_loop(frame: FrameType, built_at: Sequence[tuple[str, int]]) -> str | None:
-    """Return words for a message that say where `training.steps()` would be called again, or None.
+    """Return words for a message that say where `training.steps()` or `epochs()` would be called again, or None.
 
     `frame` is the one that calls it now; `built_at` as for `loops_around`.
     """
@@ -25,11 +26,12 @@ def another_loop(frame: FrameType, built_at: Sequence[tuple[str, int]]) -> str |
     return None
 
 
-def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> str | None:
+def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = (), epochs: Head | None = None) -> str | None:
     """FILE:LINE of the innermost loop that would call `training.steps()` again, or None.
 
     `frame` is the one that iterates over the steps. `built_at`, from `lines_of` where `relight.Training` was made,
-    leaves out loops that make a new one in each turn, unless these certainly come to a second one.
+    leaves out loops that make a new one in each turn, unless these certainly come to a second one. `epochs`: the head
+    of the loop of epochs, each of which calls it once; loops around that one are not looked at.
     """
     is_certain = True  # each turn of a loop comes here
     for depth, here in enumerate(source.user_frames(frame)):
@@ -45,6 +47,8 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
         for loop in reversed(loops):
             if source.is_head(loop, position):
                 continue
+            if _is_at(loop, here, epochs):
+                return None
             below = way[1 + max(i for i, (body, at) in enumerate(way) if body[at] is loop) :]
             turns_again = is_certain and _is_straight(below) and _turns_again(loop, here)
             if _holds(loop, here, built_at) and not turns_again:
@@ -52,6 +56,49 @@ def loops_around(frame: FrameType, built_at: Sequence[tuple[str, int]] = ()) -> 
             return f"{source.short(here.f_code.co_filename)}:{loop.lineno}"
         is_certain = is_certain and _is_straight(way)
     return None
+
+
+def leaves_epoch(frame: FrameType, epochs: Head) -> str | None:
+    """FILE:LINE of a statement that leaves the loop of steps, but not that of epochs, in the middle of one; or None.
+
+    `frame` stands at the head of the loop of steps.
+    """
+    around: Sequence[ast.stmt] = ()  # the body of the loop of epochs
+    leaving: list[ast.stmt] = []
+    inner: ast.stmt | None = None
+    for here in source.user_frames(frame):
+        node = source.node_of(here.f_code)
+        if node is None or isinstance(node, ast.Lambda):
+            return None
+        way = source.way_to(source.body_of(node), source.position_of(here))
+        outer = source.loop_at(way, epochs) if here.f_code is epochs.code else None
+        if inner is None:
+            if not way or not isinstance(inner := way[-1][0][way[-1][1]], source.LOOPS):
+                return None
+            leaving = _breaks(inner.body, returns=outer is None)
+        if outer is not None:
+            around = getattr(way[outer][0][way[outer][1]], "body", ())
+            break
+    leaves_both = [one for one in _breaks(around, returns=True) if one not in leaving]
+    if inner is None or not leaving or leaves_both:
+        return None
+    return f"{source.short(frame.f_code.co_filename)}:{leaving[0].lineno}"
+
+
+def _breaks(body: Sequence[ast.stmt], *, returns: bool) -> list[ast.stmt]:
+    """Return the statements that leave the loop with this body: `break`, and `return` if that is asked for."""
+    found: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, ast.Break) or (returns and isinstance(statement, ast.Return)):
+            found.append(statement)
+        elif isinstance(statement, source.LOOPS):
+            if returns:
+                inner = source.statements_of([statement])
+                found += [one for one in inner if isinstance(one, ast.Return)]
+            found += _breaks(statement.orelse, returns=returns)
+        elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found += [one for part in source.children_of(statement) for one in _breaks(part, returns=returns)]
+    return found
 
 
 def _is_straight(way: Sequence[tuple[list[ast.stmt], int]]) -> bool:
@@ -119,10 +166,12 @@ def _may_return(statement: ast.AST) -> bool:
 
 
 def _steps_through(statement: ast.stmt) -> bool:
-    """Return whether a statement is a loop over `training.steps(until=...)`."""
+    """Return whether a statement is a loop over `training.steps(until=...)` or `training.epochs(...)`."""
     match statement:
         case ast.For(iter=ast.Call(func=ast.Attribute(attr="steps"), keywords=keywords)):
             return any(keyword.arg == "until" for keyword in keywords)
+        case ast.For(iter=ast.Call(func=ast.Attribute(value=ast.Name(id="training"), attr="epochs"))):
+            return True
     return False
 
 
@@ -163,6 +212,13 @@ def _counts_turns(over: ast.expr, frame: FrameType) -> bool:
         return type(frame.f_locals.get(over.id, frame.f_globals.get(over.id))) in _COUNTING
     name = over.func if isinstance(over, ast.Call) else None
     return (getattr(name, "attr", "") or getattr(name, "id", "")) in {kind.__name__ for kind in _COUNTING}
+
+
+def _is_at(loop: ast.stmt, frame: FrameType, head: Head | None) -> bool:
+    """Return whether a loop of this frame has this head."""
+    if head is None or frame.f_code is not head.code:
+        return False
+    return head.position.is_in(loop) and source.is_head(loop, head.position)
 
 
 def _holds(loop: ast.stmt, frame: FrameType, places: Sequence[tuple[str, int]]) -> bool:

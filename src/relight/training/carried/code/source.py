@@ -19,6 +19,7 @@ from relight.script_files import is_script_file
 from relight.training.carried.code.normal import in_usual_words
 
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
+Way = list[tuple[list[ast.stmt], int]]  # to a place, from the outermost statement: its list, its place in that
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators
 _OWN = str(Path(__file__).parents[2]) + "/"
@@ -114,13 +115,20 @@ class Position(NamedTuple):
         return self.line <= end and not self.is_before(statement)
 
 
+class Head(NamedTuple):
+    """The head of a loop: the code of the function that it stands in, and its place there."""
+
+    code: CodeType
+    position: Position
+
+
 def position_of(frame: FrameType) -> Position:
     """Return where the instruction stands that a frame is at."""
     at = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None, None, None, None))
     return Position(frame.f_lineno, at[2] if at[0] == frame.f_lineno else None)
 
 
-def way_to(body: list[ast.stmt], position: Position) -> list[tuple[list[ast.stmt], int]]:
+def way_to(body: list[ast.stmt], position: Position) -> Way:
     """From the outermost to the innermost statement that contains a place: (its list, its place in the list)."""
     for index, statement in enumerate(body):
         if position.is_in(statement):
@@ -131,6 +139,20 @@ def way_to(body: list[ast.stmt], position: Position) -> list[tuple[list[ast.stmt
                     return [(body, index), *deeper]
             return [(body, index)]
     return []
+
+
+def loop_at(way: Way, head: Head) -> int | None:
+    """Return the part of a way that is the loop with this head; None: the way does not lead through it."""
+    loops = [i for i, (body, at) in enumerate(way) if isinstance(body[at], LOOPS) and head.position.is_in(body[at])]
+    return max((i for i in loops if is_head(way[i][0][way[i][1]], head.position)), default=None)
+
+
+def target_of(head: Head) -> str:
+    """Return the variable of the `for` loop with this head; empty: it has several, or that cannot be read."""
+    way = way_to(body_of(node_of(head.code)), head.position)
+    at = loop_at(way, head)
+    target = None if at is None else getattr(way[at][0][way[at][1]], "target", None)
+    return target.id if isinstance(target, ast.Name) else ""
 
 
 def heads(statement: ast.stmt) -> list[ast.stmt]:
@@ -155,7 +177,7 @@ def condition(value: ast.expr) -> ast.stmt:
     return ast.While(value, [ast.Pass()], [])
 
 
-def up_to_entered(way: list[tuple[list[ast.stmt], int]], line: int) -> list[tuple[list[ast.stmt], int]]:
+def up_to_entered(way: Way, line: int) -> Way:
     """The way to the innermost `with` that is being entered at this line; its block may begin on the same line."""
     for index in reversed(range(len(way))):
         body, at = way[index]

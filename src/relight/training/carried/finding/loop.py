@@ -5,9 +5,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from relight.errors import UsageError
+from relight.training.carried.code.epochs import with_epochs
 from relight.training.carried.code.iteration import Iteration, block_ahead, iteration_of
 from relight.training.carried.code.refs import Place
-from relight.training.carried.code.source import Position, frames_outside, position_of
+from relight.training.carried.code.source import Head, Position, frames_outside, position_of
 from relight.training.carried.finding.places import Frames, Spots
 from relight.training.carried.reading.names import is_of_a_call
 from relight.training.carried.values.parts import Parts
@@ -23,6 +24,8 @@ class Loop:
         self.computes_outside = True  # the script's code may run after `with step`, before the next one is entered
         self._held: list[Any] = []  # objects that functions with the block get in each turn
         self._iteration: Iteration | None = None
+        self._epochs: Head | None = None  # of the loop of epochs around the loop, if there is one
+        self._epoch: int | None = None  # to which a recovery has led; None: as the loop of epochs has said
         self._code: CodeType | None = None  # of the function that holds the loop
         self._depth = 0  # so many frames lie between that and `with step`
         self._asked: list[tuple[FrameType, Position]] = []  # until it is found: frames that asked for a step, and where
@@ -46,6 +49,8 @@ class Loop:
         """
         self.is_found = True
         self._iteration = iteration_of(frame, {here.f_code: at for here, at in self._asked}, line)
+        if self._iteration is not None and self._epochs is not None:
+            self._iteration = with_epochs(self._iteration, _up(frame, self._iteration.loop), self._epochs)
         asked = {id(here) for here, _ in self._asked}
         asks_itself = bool(self._asked) and self._asked[0][0] is frame
         self._asked = []
@@ -54,10 +59,35 @@ class Loop:
             id(frames[-1]) not in asked if self._iteration is None else len(frames) < self._iteration.frames
         ):
             frames.append(frames[-1].f_back)
-        self._code, self._depth = frames[-1].f_code, len(frames) - 1
+        self._depth = len(frames) - 1 if self._iteration is None else self._iteration.loop
+        self._code = frames[self._depth].f_code
         self.computes_outside = not (asks_itself and self._iteration is not None and self._iteration.is_only_block)
         self._show(frames)
         return self._iteration, frames
+
+    def show_epochs(self, head: Head) -> None:
+        """The loop of steps stands in a loop of epochs, which has this head."""
+        self._epochs = head
+
+    def set_epoch(self, number: int) -> None:
+        """A recovery leads to a step of the epoch with this number."""
+        self._epoch = number
+        self.put_epoch()
+
+    def put_epoch(self) -> None:
+        """Give the variables of the epoch's number the one that a recovery has led to."""
+        for place in self.of_epoch if self._epoch is not None else ():
+            if (spot := self.spots.find(place)) is not None:
+                spot.set(self._epoch)
+
+    @property
+    def of_epoch(self) -> list[Place]:
+        """Variables that stand for the number of the epoch; in a replacement they get it from the loop of epochs."""
+        found: list[Place] = []
+        for number, name in self._iteration.of_epoch if self._iteration is not None else ():
+            module, _, is_global = self.spots.frames.names(number)
+            found.append((("module", module, name),) if is_global else (("frame", str(number), name),))
+        return found
 
     def look_at(self, frame: FrameType) -> None:
         """Look at the loop's frame, which is this one or has called it."""
@@ -69,7 +99,16 @@ class Loop:
                 "the loop of steps asks for a step from another function than for the first one: iterate over "
                 "training.steps() in one place"
             )
-        self._show([*[None] * self._depth, here])
+        self._show([*[None] * self._depth, *self._around(here)])
+
+    def _around(self, loop: FrameType) -> list[FrameType]:
+        """Return the frame with the loop, and those that called it up to the one with the loop of epochs."""
+        frames = [loop]
+        while self._epochs is not None and frames[-1].f_code is not self._epochs.code:
+            if (caller := frames[-1].f_back) is None:
+                return [loop]
+            frames.append(caller)
+        return frames
 
     def look_for(self, frame: FrameType, name: str, depth: int) -> None:
         """Look at the loop's frame before the loop is found, by its `place` in another process."""
@@ -111,3 +150,11 @@ class Loop:
 
     def _show(self, frames: Sequence[FrameType | None]) -> None:
         self.spots.frames = Frames(frames, self.declared, self._held)
+
+
+def _up(frame: FrameType, count: int) -> FrameType:
+    """Return the frame that has called this one through so many calls."""
+    for _ in range(count):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame

@@ -49,7 +49,7 @@ def is_through_function(step: tuple[str, str, str]) -> bool:
 
 
 class Frames:
-    """The frames of a running loop, from the one with the block to the one with the loop."""
+    """The frames of a running loop, from the one with the block to the one with the loop, or that of epochs."""
 
     def __init__(
         self, frames: Sequence[FrameType | None], declared: Sequence[Any] = (), held: Sequence[Any] = ()
@@ -77,10 +77,11 @@ class Frames:
     def place_of_name(self, text: str) -> Place:
         """A name as the function with the loop sees it, with attributes after dots."""
         first, *rest = text.split(".")
-        loop = len(self.frames) - 1
-        root: Place = (("module", self.names(loop)[0], first),)
-        if not self.names(loop)[2] and first in _variables(self._loop.f_code):
-            root = (("frame", str(loop), first),)
+        root: Place = (("module", self.names(0)[0], first),)
+        for number, frame in enumerate(self.frames):
+            if frame is not None and not self.names(number)[2] and first in _variables(frame.f_code):
+                root = (("frame", str(number), first),)
+                break
         return (*root, *(("attribute", name, "") for name in rest))
 
     def have(self, name: str) -> bool:
@@ -104,9 +105,7 @@ class Frames:
 
     @property
     def _loop(self) -> FrameType:
-        frame = self.frames[-1]
-        assert frame is not None
-        return frame
+        return next(frame for frame in self.frames if frame is not None)
 
     def set(self, number: int, name: str, value: Any) -> None:
         """Give a local of a running function another value."""

@@ -13,6 +13,7 @@ from relight.training.carried.code.refs import Place, describe, is_iterator
 from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.places import key_of
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.reading.hooks import made_in
 from relight.training.carried.reading.names import Found, Names, names_of
@@ -60,6 +61,7 @@ class Search:
         iteration, frames = loop.find(frame, line)
         for index in range(len(loop.declared)):
             self._catalog.keep((("declared", str(index), f"object {index} of training.carry()"),))
+        catalog.left_out.update(map(key_of, loop.of_epoch))
         if iteration is None:
             self._note_unread(frame)
         else:
@@ -78,6 +80,7 @@ class Search:
         for text in self._declared_names:
             self._keep_named(text)
         loop.look_at(frame)
+        loop.put_epoch()
         catalog.begin()
 
     def _lasting(self, place: Place) -> Place:

@@ -78,9 +78,9 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     feeding = flow.feeding()
 
     def is_local(place: Place) -> bool:
-        return len(place) == 1 and is_of_a_call(place, iteration.frames - 1)
+        return len(place) == 1 and is_of_a_call(place, iteration.loop)
 
-    of_loop = frames[iteration.frames - 1]
+    of_loop = frames[iteration.loop]
     read_after = iteration.read_after | {*of_loop.f_code.co_cellvars}
     read_by_any = read_after | _read_by_functions(of_loop.f_code)
     own_module = of_loop.f_globals.get("__name__") if of_loop.f_code.co_name == "<module>" else None

@@ -1,0 +1,123 @@
+"""Variables that go on from step to step where a loop of epochs stands around that of the steps, found in the code.
+
+Each line that writes one of them first is marked `#w`.
+"""
+
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from tests.training.carried_shapes import enter_script, shown
+
+
+def one_function(block: str, *, setup: str = "", head: str = "", after: str = "", end: str = "") -> str:
+    """Both loops in one function: `head` and `after` stand around the loop of steps, `end` after that of epochs."""
+    body = f"{indent(head, '  ')}\n  for step in steps():\n   with step as b:\n{indent(block, '    ')}\n"
+    return (
+        f"def run():\n{indent(setup, ' ')}\n for epoch in epochs(3):\n{body}{indent(after, '  ')}\n"
+        f"{indent(end, ' ')}\nrun()\n"
+    )
+
+
+def two_functions(block: str, *, setup: str = "", head: str = "", given: str = "", parameters: str = "") -> str:
+    """A function for each epoch, called in the loop of epochs with what is `given`."""
+    body = f"{indent(head, ' ')}\n for step in steps():\n  with step as b:\n{indent(block, '   ')}\n return b\n"
+    return (
+        f"def train({parameters}):\n{body}"
+        f"def run():\n{indent(setup, ' ')}\n for epoch in epochs(3):\n  last = train({given})\nrun()\n"
+    )
+
+
+SHAPES = {
+    "nothing": (one_function("loss = b\nloss.backward()"), ""),
+    "a sum that each epoch begins anew": (one_function("total += b #w\nb.backward()", head="total = 0"), "~total"),
+    "the best so far": (
+        one_function("b.backward()", setup="best = 0", after="if b > best:\n best = b #w", end="print(best)"),
+        "~best",
+    ),
+    "patience that ends training": (
+        one_function("b.backward()", setup="waited = 0", after="waited += 1 #w\nif waited > 2:\n break"),
+        "waited",
+    ),
+    "a value that the next epoch uses": (
+        one_function("(b * rate).backward()", setup="rate = 1.0", after="rate = b * 2 #w"),
+        "rate",
+    ),
+    "a value that the head of an epoch sets": (
+        one_function("(b * rate).backward()", head="rate = epoch * 2 #w"),
+        "rate",
+    ),
+    "a function's own sum": (two_functions("total += b #w\nb.backward()", head="total = 0"), "~total"),
+    "a list that a function is given": (
+        two_functions("seen.append(b) #w\nb.backward()", setup="log = []", given="log", parameters="seen"),
+        "~seen",
+    ),
+    "what a function is given stays the same": (
+        two_functions("f(b)", setup="f = print", given="f", parameters="f"),
+        "",
+    ),
+    "what a function is given follows from the epoch": (
+        two_functions("(b * rate).backward()", given="epoch + 1", parameters="rate"),
+        "rate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_finds_what_is_carried(name: str, tmp_path: Path) -> None:
+    source, expected = SHAPES[name]
+    entered = enter_script(source, tmp_path)
+    assert entered.names is not None
+    numbers = {name for _, name in entered.of_epoch}
+    found = {name: line for name, line in shown(entered.names).items() if name.lstrip("~") not in numbers}
+    assert sorted(found) == sorted(filter(None, expected.split("|")))
+    marked = {number for number, line in enumerate(source.splitlines(), 1) if "#w" in line}
+    assert not marked or set(found.values()) == marked
+
+
+def test_a_name_of_the_epoch_in_each_function(tmp_path: Path) -> None:
+    """The number gets a replacement in all functions that only pass it on."""
+    source = two_functions("(b * e).backward()", given="5, e=epoch", parameters="n, e")
+    assert enter_script(source, tmp_path).of_epoch == ((1, "epoch"), (0, "e"))
+    changed = two_functions("(b * e).backward()", head="e = e + 1", given="5, e=epoch", parameters="n, e")
+    entered = enter_script(changed, tmp_path)
+    assert entered.of_epoch == ((1, "epoch"),)
+    assert entered.names is not None
+    assert "e" in shown(entered.names)
+
+
+LEFT = {
+    "not at all": (one_function("b.backward()"), None),
+    "by break": (one_function("b.backward()").replace("    b.backward()", "    b.backward()\n   if b:\n    break"), 9),
+    "with the loop of epochs": (
+        one_function("b.backward()", after="if b:\n break").replace(
+            "    b.backward()", "    b.backward()\n   if b:\n    break"
+        ),
+        None,
+    ),
+    "a loop inside": (one_function("for i in range(3):\n break"), None),
+    "by return, of a function": (
+        two_functions("b.backward()").replace("   b.backward()", "   b.backward()\n  if b:\n   return 1"),
+        7,
+    ),
+    "by return, with all": (
+        one_function("b.backward()").replace("    b.backward()", "    b.backward()\n   if b:\n    return 1"),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_an_epoch_that_is_left_early(name: str, tmp_path: Path) -> None:
+    source, line = LEFT[name]
+    leaves = enter_script(source, tmp_path).leaves
+    assert (leaves and int(leaves.rpartition(":")[2])) == line
+
+
+def test_a_loop_inside_an_epoch(tmp_path: Path) -> None:
+    """It would take the steps of an epoch more than once."""
+    source = "for epoch in epochs(3):\n for part in range(2):\n  for step in steps():\n   with step as b:\n    pass\n"
+    assert (enter_script(source, tmp_path).around or "").endswith(":2")
+    around = "for seed in range(2):\n for epoch in epochs(3):\n  for step in steps():\n   with step as b:\n    pass\n"
+    assert enter_script(around, tmp_path).around is None
