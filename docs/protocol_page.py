@@ -134,6 +134,24 @@ that looks at the failed rank's phase, or at tags read before everyone has stopp
 different parameters, or waits forever. Only a weaker statement always holds: *if any rank passed the barrier of step
 i, every survivor is prepared(i)*. The rule rests on that alone.
 
+## A collective between two steps
+
+Code after the block runs once, and a recovery cannot repeat it. Survivors run it to its end before they report or
+restore, so that a replacement gets what it leaves. If it calls a collective which the recovery cuts, the rank goes on
+**alone**, with its own value, doubts the bits, and says so with its status (or with Restored, if it finishes the step
+only after the decision). A rank that has come to its next step has completed every collective before it, so what it
+holds is right.
+
+1. Copies come from ranks that did not go alone; if there are none, from one rank of each part, the lowest that has
+   copied nothing in this recovery.
+2. If the states agree in the end, as after code that only prints the value, each rank keeps its own.
+3. If they differ, and some rank went alone, the recovery begins again, and all others copy from the ranks of rule 1.
+   A rank that is to copy keeps its private state first, as that code has left it. From then on it is torn until the
+   copy is complete. If the rank that it follows is lost meanwhile, its own state is gone as well.
+
+The bits stay doubted also where all follow a rank that had completed the collective: variables of the script, which
+each rank keeps for itself, may hold the value of the cut one.
+
 ## The start
 
 The ranks start once all *nodes* of the job have joined, on these and in their order, whatever else has joined by then.

@@ -12,6 +12,7 @@ import pytest
 from relight.core.protocol import commands as order
 from relight.core.worker import actions as act
 from relight.core.worker import events as ev
+from relight.core.worker.recovery import FOLLOWED
 from relight.core.worker.states import State
 from relight.core.worker.worker import RankStatus, Worker
 from relight.sim.planted import workers as planted
@@ -171,7 +172,7 @@ class Life:
             assert has_doubt == before.closed, "a failure struck inside of it, perhaps"
             assert act.KeepPrivateAnew() in actions
         elif act.LeaveGroups() in actions and worker.order is not None:
-            goes_on = worker.torn and worker.order.target == worker.version + 1
+            goes_on = worker.torn and worker.torn_by != FOLLOWED and worker.order.target == worker.version + 1
             assert has_doubt == (goes_on or worker.order.target == self.surprise)
         else:
             assert not has_doubt

@@ -85,6 +85,15 @@ class Failing:
         """The step that a process failed in: a replacement that is not restored yet fails in the recovery's."""
         return self.recovery_step if process.replacement else step
 
+    # --- code between two steps that made replicas differ ------------------------------------------------------
+    def on_apart(self, version: int, now: float) -> list[Command]:
+        """Ranks that went on alone between two steps differ: begin again, and have all follow one of them."""
+        job = self._job
+        job.went_apart = True
+        evidence = f"the states of version {version} differ, since a collective between two steps was cut short"
+        job.job_stats.failures.add(None, "communication", evidence, None, 0, job.generation, now, self.recovery_step)
+        return self.open_generation(now)
+
     # --- replicas that differ -----------------------------------------------------------------------------------
     def on_corruption(
         self,

@@ -80,6 +80,7 @@ class Job:
         self.checkpoint_every = 0
         self.attempt = RecoveryAttempt()
         self.fallback = Fallback()
+        self.went_apart = False  # ranks that went on alone between two steps hold different states
         self.tracebacks: dict[str, ev.WorkerFailed] = {}  # exceptions of the script, by process
         self.job_stats = JobStats(
             settings.world_size, settings.standbys, kept=None if full_account else KEPT_IN_ACCOUNT

@@ -183,6 +183,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     agreed: Whole = -1  # the newest version of which it knows that all replicas held the same bits
     sound: Whole = -1  # the newest version to which only replicas contributed of which it knows that
     wrote: bool = False  # it had begun to write in the step that was interrupted, whether that is undone or not
+    alone: bool = False  # code between two steps has its own value of a collective that was cut short
 
 
 class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,6 +208,7 @@ class Restored(_Event, frozen=True, kw_only=True):
     state_digest: str
     layout_digest: str
     progress: RestoreProgress
+    alone: bool = False  # as in Stopped; known only now if this rank has finished its step after the decision
 
 
 class StateDiffers(_Event, frozen=True, kw_only=True):

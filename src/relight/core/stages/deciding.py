@@ -10,6 +10,7 @@ from relight.core.membership.recent import Recent
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Command, FallbackTier, Notice, Restore, Source
 from relight.core.protocol.position import Phase
+from relight.core.recovery.alone import follow_one
 from relight.core.recovery.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.recovery.fallback import (
     FallbackPlan,
@@ -44,7 +45,8 @@ class Deciding:
         known = {rank: versions for rank, versions in private.items() if rank not in derived}
         if reason := self._distrusts_replicas(reports):
             return self._fall_back(reason, reports, now)
-        decision = require_every_part(decide(reports, known, job.settings.world_size), job.shards)
+        chosen = self._follow(decide(reports, known, job.settings.world_size), reports)
+        decision = require_every_part(chosen, job.shards)
         if isinstance(decision, Halt) and decision.lost:
             return self._fall_back(decision.reason, reports, now)
         if isinstance(decision, Halt):
@@ -67,6 +69,12 @@ class Deciding:
                 why=f"{describe_target(decision.direction, decision.target)}: {decision.reason}",
             )
         ]
+
+    def _follow(self, decision: Decision | Halt, reports: Sequence[ev.Stopped]) -> Decision | Halt:
+        """Choose whose state counts where ranks went on alone after a collective between two steps."""
+        job = self._job
+        copies = [rank for rank, process in job.members.by_rank().items() if process.replacement]
+        return follow_one(decision, reports, copies, job.shards, differ=job.went_apart)
 
     def _distrusts_replicas(self, reports: Sequence[ev.Stopped]) -> str:
         """The reason to fall back whatever replicas hold, or an empty string."""

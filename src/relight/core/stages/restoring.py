@@ -56,6 +56,8 @@ class Restoring:
         held = job.members.by_rank()
         voters = [rank for rank in stayed if not held[rank].replacement]  # others were copied in an earlier attempt
         alike = len({(r.version, r.lineage) for r in reports}) == 1
+        if alike and not job.went_apart and any(report.alone for report in reports):
+            return self._failing.on_apart(decision.target, now)
         alike = alike and not job.shards.differing({r.rank: r.layout_digest for r in reports})
         if alike and job.shards.differing({rank: digests[rank] for rank in own}):
             return self._failing.on_corruption(digests, voters, decision.target, 0, now)
@@ -64,7 +66,7 @@ class Restoring:
     def _resume(self, reports: list[ev.Restored], decision: Decision, now: float) -> list[Command]:
         job = self._job
         job.stage, job.deadline = Stage.TRAINING, None
-        job.fallback = Fallback()
+        job.fallback, job.went_apart = Fallback(), False
         for process in job.members.by_rank().values():
             process.replacement = False
         job.members.predecessors.clear()

@@ -68,6 +68,10 @@ class CutShort(_Event, frozen=True):
     torn_by: str = ""  # the collective, and the line of the script, for people
 
 
+class WentOnAlone(_Event, frozen=True):
+    """A collective between two steps was cut short by a recovery: code there went on with this rank's own value."""
+
+
 class StepUndone(_Event, frozen=True):
     """The step was undone before its barrier, to be computed again, though nothing has failed."""
 
@@ -142,6 +146,7 @@ Event = (
     | BarrierPassed
     | CollectiveBroke
     | CutShort
+    | WentOnAlone
     | StepUndone
     | StepFinished
     | Interrupted

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _REPORT: act.Actions = (act.ReportStatus(),)
 WRITE: act.Actions = (act.ConfirmVersion(), act.BeginWrite())
 _FINISH: act.Actions = (act.FinishStep(), *WRITE)
+FOLLOWED = "its copy of another rank's state was cut short"  # in place of a state of its own
 _CLAIM: act.Actions = (act.ClaimVersion(),)
 _FORM: act.Actions = (act.AwaitGroups(),)
 
@@ -108,7 +109,7 @@ def obey(worker: "Worker", order: Restore | Save) -> act.Actions:
         return (*begin, act.DiscardUndone(), *_go_down(worker, order))
     if worker.rank in order.targets:
         worker.state = State.COPYING
-        return (*begin, act.Copy())
+        return (*begin, *_give_up_own(worker), act.Copy())
     if worker.version != order.target:
         return (*begin, *fail(worker, f"rank {worker.rank} is at version {worker.version}, not {order.target}"))
     if not worker.is_intact:
@@ -119,6 +120,14 @@ def obey(worker: "Worker", order: Restore | Save) -> act.Actions:
     return (*begin, act.RollBack(), *offer, *_FORM)
 
 
+def _give_up_own(worker: "Worker") -> act.Actions:
+    """Follow another rank, since states differ: the own one is whole, and is worth nothing from here on."""
+    if not worker.is_intact:
+        return ()
+    worker.torn, worker.torn_by = True, FOLLOWED
+    return (act.KeepPrivateAnew(),) if worker.alone else ()
+
+
 def _doubts(worker: "Worker", target: int) -> act.Actions:
     """Doubt the bits if all go on from the end of a surprise: some rank may have failed inside.
 
@@ -127,7 +136,7 @@ def _doubts(worker: "Worker", target: int) -> act.Actions:
     version, surprise = worker.surprise
     if version == target:
         return (act.Doubt(surprise),)
-    if worker.torn and worker.version + 1 == target:
+    if worker.torn and worker.torn_by != FOLLOWED and worker.version + 1 == target:
         return (act.Doubt(f"step {worker.version} was interrupted after its barrier, and goes on from other ranks"),)
     return ()
 
@@ -158,7 +167,7 @@ def on_snapshot_missing(worker: "Worker", event: ev.SnapshotMissing) -> act.Acti
 def on_taken(worker: "Worker", event: ev.StateTaken) -> act.Actions:
     """Hold the target version, and nothing of a step."""
     worker.version, worker.lineage, worker.until = event.version, event.lineage, event.until
-    worker.blank = worker.torn = worker.passed = False
+    worker.blank = worker.torn = worker.passed = worker.alone = False
     worker.torn_by = ""
     worker.state = State.FORMING
     order = worker.order
@@ -193,7 +202,7 @@ def on_resume(worker: "Worker", event: ev.Ordered) -> act.Actions:  # noqa: ARG0
     if worker.is_superseded or resume is None:
         return recover(worker)
     worker.generation = order.generation
-    worker.closed = worker.is_standby = False
+    worker.closed = worker.is_standby = worker.alone = False
     # All ranks hold it, or there would be no Resume; a bit that flips before the next gradient is in that.
     worker.began = worker.agreed = worker.sound = order.target
     worker.attempt = order.attempt

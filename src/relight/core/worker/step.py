@@ -76,7 +76,7 @@ def on_step_entered(worker: "Worker", event: ev.StepEntered) -> act.Actions:  # 
     worker.state = State.IN_STEP
     worker.started = worker.version
     worker.prepared = -1
-    worker.passed = worker.wrote = False
+    worker.passed = worker.wrote = worker.alone = False
     return ()
 
 
@@ -115,6 +115,12 @@ def on_cut_short(worker: "Worker", event: ev.CutShort) -> act.Actions:
     """Count this rank as torn: another one may have the right value."""
     worker.torn = True
     worker.torn_by = event.torn_by or worker.torn_by
+    return ()
+
+
+def on_alone(worker: "Worker", event: ev.WentOnAlone) -> act.Actions:  # noqa: ARG001
+    """Remember it until the next step: what that code has changed may be of this rank alone."""
+    worker.alone = True
     return ()
 
 

@@ -51,6 +51,7 @@ TABLE: Table = {
     ev.PrivateKept: {State.IN_STEP: step.on_private_kept},
     ev.BarrierPassed: {State.AT_BARRIER: step.on_barrier_passed},
     ev.CutShort: _in(State, step.on_cut_short),
+    ev.WentOnAlone: _in(State, step.on_alone),
     ev.StepUndone: {State.IN_STEP: step.on_undone},
     ev.StepFinished: {State.WRITING: step.on_finished},
     ev.CollectiveBroke: _in(State, step.on_broken),

@@ -31,6 +31,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     agreed: int
     sound: int
     wrote: bool
+    alone: bool
 
 
 class Worker:
@@ -53,6 +54,7 @@ class Worker:
         self.blank = is_standby  # it holds nothing: a replacement before its copy is complete
         self.torn = False  # it was interrupted where the step can neither be finished nor undone
         self.torn_by = ""  # what in the step did that, for people
+        self.alone = False  # code after the newest step has this rank's own value of a collective that was cut
         self.agreed = -1  # the newest version of which it is known that all replicas held the same bits
         self.sound = -1  # the newest version to which only such replicas contributed, as far as is known here
         self.history = 0  # the generation that last undid versions
@@ -136,6 +138,7 @@ class Worker:
             agreed=self.agreed,
             sound=self.sound,
             wrote=self.wrote,
+            alone=self.alone and not self.blank,
         )
 
     def compares(self, every: int, *, first: bool) -> bool:

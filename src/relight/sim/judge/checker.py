@@ -58,6 +58,7 @@ class Checker:
         self.shown = 0  # newest version that engines answer with
         self.fallbacks: tuple[tuple[int, int], ...] = ()  # generation and target of each time that versions were undone
         self.falling_back = False  # the last of them is not finished
+        self.followers: frozenset[int] = frozenset()  # ranks that are to copy though they hold something
         self.kept: tuple[int, tuple[tuple[str, ...], ...]] = (-1, ())  # a version, and by rank its snapshots' holders
         self.generation = 1
         self.standing: cmd.Command | None = None  # the newest order to all
@@ -125,9 +126,7 @@ class Checker:
         self.check_content(worker, "finished")
         if worker.page.read_private(worker.state.version) != worker.private:
             raise Violation(f"I3: beside the page of rank {worker.rank} is another private state than its own")
-        is_undone = (
-            bool(self.fallbacks) and worker.machine.generation < self.fallbacks[-1][0]
-        )  # all went back meanwhile, but it
+        is_undone = bool(self.fallbacks) and worker.machine.generation < self.fallbacks[-1][0]  # the others went back
         if not is_undone:
             self.finished = max(self.finished, worker.state.version)
         if worker.name in self.fenced:
@@ -142,7 +141,7 @@ class Checker:
 
     def overwrites(self, worker: SimulatedWorker) -> None:
         """I8: a copy goes only into a rank that holds nothing."""
-        if not self.is_lost(worker):
+        if not self.is_lost(worker) and worker.rank not in self.followers:
             raise Violation(f"I8: a copy over the intact state of rank {worker.rank} ({worker.name})")
 
     def established(self, version: int) -> None:
@@ -284,8 +283,8 @@ class Checker:
         raise Violation(f"L3: {kill.process} is healthy, and is killed: {kill.why}")
 
     def is_lost(self, worker: SimulatedWorker) -> bool:
-        """True if it holds nothing, or was interrupted inside a step that turned out to be longer than was learnt."""
-        return worker.machine.blank or (worker.holds_nothing and self.pattern.has_surprises)
+        """True if it holds nothing, or was interrupted in a surprise, or in a copy over a state of its own."""
+        return worker.machine.blank or (worker.holds_nothing and (self.pattern.has_surprises or self.pattern.shares))
 
     def private_may_be_lost(self) -> bool:
         """With its page; or its page had none any more, because the rank was on its way down."""

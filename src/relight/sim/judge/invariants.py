@@ -24,6 +24,7 @@ INVARIANTS = {
     "I20": "A job that may have ended with other bits says so; one that ended as if undisturbed does not.",
     "I21": "Once a rank has been surprised, no rank that hears of it has its barrier before a write again.",
     "I22": "A host that comes is given back only if its machine has failed, and each machine a few times.",
+    "I23": "After a collective between two steps that was cut, all go on from a rank that completed it, or from one.",
     "L1": "A job ends well, or with a reason that its faults excuse.",
     "L2": "Nothing waits forever.",
     "L3": "Nothing healthy is killed, and nothing is recovered without a cause.",

@@ -27,8 +27,11 @@ def check_restore(seen: "Checker", restore: Restore, members: Sequence[Simulated
         raise Violation(f"I7: back to {restore.target} though version {seen.finished} was finished")
     if restore.target < seen.begun:
         raise Violation(f"I2: back to {restore.target}, though step {seen.begun} was begun")
+    apart = any(worker.state.content in seen.wrong.own for worker in members)
     for worker in members:
-        _check_reachable(seen, restore, worker)
+        _check_reachable(seen, restore, worker, may_follow=apart)
+    seen.followers = frozenset(w.rank for w in members if w.rank in restore.targets and not seen.is_lost(w))
+    _check_followed(seen, restore, members)
 
 
 def _check_fallback(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
@@ -95,17 +98,33 @@ def _check_sources(seen: "Checker", restore: Restore, members: Sequence[Simulate
         raise Violation(f"I4: rank {wrong[0].rank} is said to hold {wrong[0].shard}")
 
 
-def _check_reachable(seen: "Checker", restore: Restore, worker: SimulatedWorker) -> None:
-    """I5, I8: blank ranks copy; each other one is there, or holds the gradient of the one step that is missing."""
+def _check_reachable(seen: "Checker", restore: Restore, worker: SimulatedWorker, *, may_follow: bool) -> None:
+    """I5, I8: blank ranks copy, and those that may follow; others are there, or hold the gradient that is missing."""
     version = worker.state.version
     prepared = worker.last_report.prepared if isinstance(worker.last_report, Stopped) else -1
     is_lost = seen.is_lost(worker)
     if worker.page.torn and not is_lost:
         raise Violation(f"I13: rank {worker.rank} is paused inside a write")
-    if (worker.rank in restore.targets) is not is_lost:
+    if (worker.rank in restore.targets) is not is_lost and (is_lost or not may_follow):
         raise Violation(f"I8: rank {worker.rank}, blank: {is_lost}, and the targets are {restore.targets}")
     if not is_lost and restore.target not in (version, prepared + 1 if prepared == version else version):
         raise Violation(f"I5: rank {worker.rank} is to reach {restore.target} from {version}, prepared {prepared}")
+
+
+def _check_followed(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
+    """I23: no rank copies one that went on alone while another one holds the right bits, and all copy the same bits."""
+    if not restore.targets or not seen.pattern.shares or seen.wrong.flipped:
+        return
+    sources = {source.rank for source in restore.sources}
+    held = [w for w in members if w.state.version == restore.target and not seen.is_lost(w)]
+    for part in range(seen.parts):
+        here = [w for w in held if w.rank % seen.parts == part]
+        served = [w for w in here if w.rank in sources]
+        sure = [w for w in here if w.state.content not in seen.wrong.own and not w.machine.is_standby]
+        if sure and any(w.state.content in seen.wrong.own for w in served):
+            raise Violation(f"I23: ranks {[w.rank for w in sure]} hold the right bits, and others are copied")
+        if len({w.state.content for w in served}) > 1:
+            raise Violation(f"I23: ranks {[w.rank for w in served]} are copied, and hold different bits")
 
 
 def _check_all_are_paused(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:

@@ -13,6 +13,7 @@ class WrongBits:
         self._right = right
         self._pattern = pattern
         self.flipped: frozenset[int] = frozenset()
+        self.own: frozenset[int] = frozenset()  # after a collective between two steps that was cut
         self._early: frozenset[int] = frozenset()  # private states of before a surprise
         self.doubted = False  # some rank has said that the bits may not be those of an undisturbed run
 
@@ -24,10 +25,16 @@ class WrongBits:
         """Note that a bit has flipped, which made this content."""
         self.flipped |= {content}
 
+    def goes_alone(self, content: int) -> None:
+        """Note what code between two steps has made with a rank's own value of a collective."""
+        self.own |= {content}
+
     def follows(self, made: int, *of: int) -> None:
         """One content is computed from others: wrong, if one of these is."""
         if self.flipped and not self.flipped.isdisjoint(of):
             self.flipped |= {made}
+        if self.own and not self.own.isdisjoint(of):
+            self.own |= {made}
         if self._early and not self._early.isdisjoint(of):
             self._early |= {made}
 
@@ -39,14 +46,15 @@ class WrongBits:
 
     def doubts(self, rank: int, *, is_disturbed: bool) -> None:
         """I20: a rank doubts the bits."""
-        if not self._pattern.has_surprises or not is_disturbed:
+        can_be = self._pattern.has_surprises or self._pattern.shares
+        if not can_be or not is_disturbed:
             raise Violation(f"I20: rank {rank} doubts the bits, though no surprise was disturbed")
         self.doubted = True
 
     # --- judgement ----------------------------------------------------------------------------------------------
     def is_known(self, content: int) -> bool:
         """Return whether a content is wrong for a known reason."""
-        return content in self.flipped or content in self._early
+        return content in self.flipped or content in self._early or content in self.own
 
     def check_private(self, rank: int, version: int, private: int, what: str) -> None:
         """I3, and I20 of a private state that was left inside a surprise."""

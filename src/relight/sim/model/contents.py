@@ -36,6 +36,10 @@ class State(NamedTuple):
         """Inside a write: neither what was nor what will be. Of a halved state, the whole one."""
         return self._replace(content=~self.content)
 
+    def alone(self, rank: int) -> "State":
+        """The state after code between two steps that had a rank's own value of a collective."""
+        return self._replace(content=hash((14, self.content, rank)))
+
     def committed(self) -> "State":
         """The state after the last write of a step: the next version."""
         step = self.version

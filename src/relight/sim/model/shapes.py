@@ -11,8 +11,10 @@ barrier, which must not change a bit.
     surprise      G | B | W C W P |      more comes after the barrier than was learnt
     unexpected    G | B | W C W |        the same without a change of private state
     late-change    G | B | W P |          only private state changes after the barrier, against what was learnt
+    shared-after   G | B | W | S          code after the block puts the result of a collective into the state
 
-G is the gradient's all-reduce, W a write, C another collective, P a change of private state, B a barrier.
+G is the gradient's all-reduce, W a write, C another collective, P a change of private state, B a barrier, S a
+collective between two steps: a rank for which a recovery cuts it goes on alone, with its own value.
 
 In a job whose ranks *learn*, shapes say only what the steps compute (a GAN that is regularized in every second step:
 `one,two-end`). The production's `Learner` says where the barrier stands, so which steps are surprises follows.
@@ -28,6 +30,7 @@ class Script(NamedTuple):
 
     writes: int = 1
     changes_private_late: bool = False  # after the last write
+    shares_after: bool = False  # code after the block puts the result of a collective into the state
 
 
 class Shape(NamedTuple):
@@ -66,6 +69,7 @@ SHAPES = {
     "surprise": Shape(Script(2, changes_private_late=True), 0),
     "unexpected": Shape(Script(2), 0),
     "late-change": Shape(Script(1, changes_private_late=True), 0),
+    "shared-after": Shape(Script(shares_after=True)),
 }
 
 
@@ -90,6 +94,11 @@ class Pattern(NamedTuple):
     def has_surprises(self) -> bool:
         """True if some step is longer than was learnt."""
         return any(self.is_surprise(step) for step in range(len(self.shapes)))
+
+    @property
+    def shares(self) -> bool:
+        """True if code between some steps calls collectives."""
+        return any(shape.script.shares_after for shape in self.shapes)
 
     def script(self, step: int) -> Script:
         """The shape of a step."""

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
+
 from relight.core.detection.detector import Detector
 from relight.core.protocol.fault import Action
 from relight.core.protocol.gathering import HOLD_SECONDS
@@ -17,7 +19,7 @@ from relight.core.worker.worker import Worker
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import Schedule, random_schedule
 from relight.sim.model.worker.worker import SimulatedWorker
-from relight.sim.planted import controllers, detectors, executions, fallbacks, rules, supplies, workers
+from relight.sim.planted import controllers, detectors, executions, fallbacks, rules, sharing, supplies, workers
 from relight.sim.timed.job import Parts, SimulatedJob
 
 
@@ -37,8 +39,8 @@ class Mutation:
     """A variant. Some of the first `within` random schedules must break an invariant; 0: they would be too many, and
     the recorded schedule must do.
 
-    `actions`, `points`, `hosts`, `supply`, `fallback`, `flips` and `writes` narrow the schedules down, for bugs that
-    need two rare faults at once.
+    `actions`, `points`, `hosts`, `supply`, `fallback`, `flips`, `writes` and `shapes` narrow the schedules down, for
+    bugs that need two rare faults at once.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Mutation:
     fallback: bool = False
     flips: bool = False
     writes: bool | None = None
+    shapes: tuple[str, ...] = ()  # of the steps, instead of random ones
 
     @property
     def what(self) -> str:
@@ -96,6 +99,10 @@ class Mutation:
 
     def schedule(self, seed: int) -> Schedule:
         """The random schedule of this seed."""
+        schedule = self._schedule(seed)
+        return msgspec.structs.replace(schedule, shapes=self.shapes) if self.shapes else schedule
+
+    def _schedule(self, seed: int) -> Schedule:
         if not self.points:
             return random_schedule(
                 seed,
@@ -125,6 +132,7 @@ class Mutation:
 
 
 # Where a second death finds ranks on their way down.
+_WHILE_SHARING = ("BARRIER", "AFTER_STEP", "SHARE", "OUTSIDE", "OPTIMIZER")
 _WHILE_FALLING_BACK = ("OUTSIDE", "FORWARD", "READY", "OBEY", "COPY", "ROLLBACK", "REFORM", "RESTORED", "RESUME")
 MUTATIONS = (
     Mutation("dead-ranks-tag", 100, controller=controllers.DecidesFromTheDeadRanksTag),
@@ -339,6 +347,38 @@ MUTATIONS = (
     Mutation("difference-forgotten", 200, worker=executions.ForgetsTheDifferenceInARecovery, writes=True),
     Mutation("difference-not-told", 200, worker=executions.TellsNoRankOfADifference, writes=True),
     Mutation("goes-by-its-own-steps", 500, worker=executions.GoesByItsOwnSteps, writes=True),
+    Mutation(
+        "lowest-followed",
+        200,
+        controller=sharing.FollowsTheLowest,
+        actions=(Action.KILL,),
+        points=_WHILE_SHARING,
+        shapes=("shared-after",),
+    ),
+    Mutation(
+        "anyone-followed",
+        200,
+        controller=sharing.FollowsAnyone,
+        actions=(Action.KILL,),
+        points=_WHILE_SHARING,
+        shapes=("shared-after",),
+    ),
+    Mutation(
+        "alone-not-reported",
+        200,
+        decisions=sharing.ForgetsThatItWentOnAlone,
+        actions=(Action.KILL,),
+        points=_WHILE_SHARING,
+        shapes=("shared-after",),
+    ),
+    Mutation(
+        "half-copy-taken-for-whole",
+        200,
+        decisions=sharing.TakesAHalfCopyForWhole,
+        actions=(Action.KILL,),
+        points=(*_WHILE_SHARING, "OBEY", "COPY", "TAKE_OVER"),
+        shapes=("shared-after",),
+    ),
 )
 
 HUNTED = tuple(mutation for mutation in MUTATIONS if mutation.within)

@@ -14,7 +14,7 @@ from relight.core.worker.table import TABLE, Handler, Table
 from relight.core.worker.worker import RankStatus, Worker
 
 
-def _with(event: type, states: tuple[State, ...], handler: Handler) -> Table:
+def with_handler(event: type, states: tuple[State, ...], handler: Handler) -> Table:
     """The table with another handler for this event in these states."""
     return {**TABLE, event: {**TABLE[event], **dict.fromkeys(states, handler)}}
 
@@ -33,7 +33,7 @@ class HasNoBarrier(Worker):
         step.on_private_kept(worker, event)
         return (act.ShowPrepared(), *recovery.pass_barrier(worker, (act.BeginWrite(),)))
 
-    table: ClassVar[Table] = _with(ev.PrivateKept, (State.IN_STEP,), _kept)
+    table: ClassVar[Table] = with_handler(ev.PrivateKept, (State.IN_STEP,), _kept)
 
 
 class PublishesItsOwnStep(Worker):
@@ -44,7 +44,7 @@ class PublishesItsOwnStep(Worker):
         actions = step.on_wanted(worker, event)
         return (*actions, act.ConfirmVersion()) if act.OfferStep() in actions else actions
 
-    table: ClassVar[Table] = _with(ev.StepWanted, (State.OUTSIDE,), _wanted)
+    table: ClassVar[Table] = with_handler(ev.StepWanted, (State.OUTSIDE,), _wanted)
 
 
 # --- Stop ---------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class StopsInsideTheWrite(Worker):
             return recovery.on_interrupted(worker, ev.Interrupted())
         return step.on_finished(worker, event)
 
-    table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
+    table: ClassVar[Table] = with_handler(ev.StepFinished, (State.WRITING,), _finished)
 
 
 class AnswersStopAtOnce(Worker):
@@ -74,7 +74,7 @@ class AnswersStopAtOnce(Worker):
     def status(self) -> RankStatus:
         return msgspec.structs.replace(super().status(), torn=self.torn or self.passed)
 
-    table: ClassVar[Table] = _with(commands.Stop, (State.WRITING,), _stop)
+    table: ClassVar[Table] = with_handler(commands.Stop, (State.WRITING,), _stop)
 
 
 class ForgetsItsPreparation(Worker):
@@ -91,7 +91,7 @@ class RollsBackBeforeTheDecision(Worker):
     def _interrupted(worker: Worker, event: ev.Interrupted) -> act.Actions:
         return (act.RollBack(), *recovery.on_interrupted(worker, event))
 
-    table: ClassVar[Table] = _with(ev.Interrupted, (State.IN_STEP, State.AT_BARRIER), _interrupted)
+    table: ClassVar[Table] = with_handler(ev.Interrupted, (State.IN_STEP, State.AT_BARRIER), _interrupted)
 
 
 class TakesASurpriseForIntact(Worker):
@@ -102,7 +102,7 @@ class TakesASurpriseForIntact(Worker):
         worker.passed = False
         return recovery.recover(worker)
 
-    table: ClassVar[Table] = _with(ev.Interrupted, (State.WRITING,), _interrupted)
+    table: ClassVar[Table] = with_handler(ev.Interrupted, (State.WRITING,), _interrupted)
 
 
 class DoubtsNothing(Worker):
@@ -114,7 +114,7 @@ class DoubtsNothing(Worker):
         worker.surprise = (-1, "")
         return tuple(a for a in actions if not isinstance(a, act.Doubt))
 
-    table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
+    table: ClassVar[Table] = with_handler(ev.StepFinished, (State.WRITING,), _finished)
 
 
 class DoubtsOnlyWhatWasClosed(Worker):
@@ -126,7 +126,7 @@ class DoubtsOnlyWhatWasClosed(Worker):
         worker.surprise = (-1, "")
         return actions
 
-    table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
+    table: ClassVar[Table] = with_handler(ev.StepFinished, (State.WRITING,), _finished)
 
 
 class DoubtsEverySurprise(Worker):
@@ -137,7 +137,7 @@ class DoubtsEverySurprise(Worker):
         actions = step.on_finished(worker, event)
         return (*actions, act.Doubt(event.surprise)) if event.surprise and not worker.closed else actions
 
-    table: ClassVar[Table] = _with(ev.StepFinished, (State.WRITING,), _finished)
+    table: ClassVar[Table] = with_handler(ev.StepFinished, (State.WRITING,), _finished)
 
 
 class TrustsTheHandshake(Worker):
@@ -178,7 +178,7 @@ class LeavesAlone(Worker):
         worker.state = State.RELEASED
         return (act.Release(),)
 
-    table: ClassVar[Table] = _with(ev.Ordered, (State.DONE,), _done)
+    table: ClassVar[Table] = with_handler(ev.Ordered, (State.DONE,), _done)
 
 
 # --- Restore ------------------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ class KeepsWhatThePreparedWrote(Worker):
         return tuple(a for a in actions if not (worker.keeps_writes and isinstance(a, act.RollBack)))  # type: ignore[attr-defined]
 
     table: ClassVar[Table] = {
-        **_with(ev.StepLeft, (State.ORDERED,), _left),
-        ev.Ordered: _with(ev.Ordered, (State.PARKED,), _decided)[ev.Ordered],
+        **with_handler(ev.StepLeft, (State.ORDERED,), _left),
+        ev.Ordered: with_handler(ev.Ordered, (State.PARKED,), _decided)[ev.Ordered],
     }
 
 
@@ -214,7 +214,7 @@ class OffersBeforeItRollsBack(Worker):
         others = [a for a in actions if not isinstance(a, act.Offer | act.RollBack)]
         return (*others[:-1], act.Offer(), act.RollBack(), others[-1])
 
-    table: ClassVar[Table] = _with(ev.StepLeft, (State.ORDERED,), _left)
+    table: ClassVar[Table] = with_handler(ev.StepLeft, (State.ORDERED,), _left)
 
 
 class IsCalledBlankOnceItCopies(Worker):
@@ -227,7 +227,7 @@ class IsCalledBlankOnceItCopies(Worker):
         worker.blank |= act.Copy() in actions
         return actions
 
-    table: ClassVar[Table] = _with(ev.StepLeft, (State.ORDERED,), _left)
+    table: ClassVar[Table] = with_handler(ev.StepLeft, (State.ORDERED,), _left)
 
 
 class CountsAReplacementAsPrepared(Worker):
@@ -239,7 +239,7 @@ class CountsAReplacementAsPrepared(Worker):
         worker.prepared = worker.version
         return actions
 
-    table: ClassVar[Table] = _with(ev.StateTaken, (State.COPYING,), _taken)
+    table: ClassVar[Table] = with_handler(ev.StateTaken, (State.COPYING,), _taken)
 
 
 class SavesWhatWasWritten(Worker):
@@ -250,7 +250,7 @@ class SavesWhatWasWritten(Worker):
         actions = recovery.on_step_left(worker, event)
         return tuple(a for a in actions if not isinstance(a, act.RollBack)) if act.SavePart() in actions else actions
 
-    table: ClassVar[Table] = _with(ev.StepLeft, (State.ORDERED,), _left)
+    table: ClassVar[Table] = with_handler(ev.StepLeft, (State.ORDERED,), _left)
 
 
 class DoesNotClaimPrivateState(Worker):
@@ -258,4 +258,6 @@ class DoesNotClaimPrivateState(Worker):
     state.
     """
 
-    table: ClassVar[Table] = _with(ev.StateTaken, (State.COPYING,), _without(recovery.on_taken, act.ClaimVersion))
+    table: ClassVar[Table] = with_handler(
+        ev.StateTaken, (State.COPYING,), _without(recovery.on_taken, act.ClaimVersion)
+    )

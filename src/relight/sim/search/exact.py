@@ -48,6 +48,7 @@ def _decisions_key(machine: Worker, *, began: bool) -> Hashable:
         machine.version,
         machine.blank,
         machine.torn,
+        machine.alone,
         machine.is_standby,
         machine.generation,
         machine.reported,

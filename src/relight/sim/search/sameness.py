@@ -107,6 +107,7 @@ class Describer:
                 machine.version,
                 machine.blank,
                 machine.torn,
+                machine.alone,
                 machine.is_standby,
                 machine.generation,
                 machine.reported,
@@ -148,7 +149,9 @@ class Describer:
         if order is None:
             return None
         if isinstance(order, Restore):
-            return "Restore", order.generation, order.target, bool(order.targets), worker.rank in order.targets
+            serves = worker.rank in [source.rank for source in order.sources]
+            copies = bool(order.targets), worker.rank in order.targets
+            return "Restore", order.generation, order.target, *copies, serves
         return type(order).__name__, getattr(order, "generation", 0)
 
     # --- the network ----------------------------------------------------------------------------------------------
@@ -181,7 +184,8 @@ def _told(message: Any, rank: int, predecessors: tuple[str, ...]) -> Hashable:
         known = message.source in predecessors
         return "CopyPrivate", predecessors.index(message.source) if known else message.source, message.version
     if isinstance(message, Restore):
-        return "Restore", message.generation, message.target, rank in message.targets
+        serves = rank in [source.rank for source in message.sources]
+        return "Restore", message.generation, message.target, rank in message.targets, serves
     if isinstance(message, Assign):
         return "Assign", message.generation
     return _said(message)
@@ -229,6 +233,7 @@ class Books:
                 None if job.deadline is None else job.deadline - now,
                 None if suspected is None else suspected.step,
                 attempt.suspected_restore is None,
+                job.went_apart,
                 None if decision is None else decision.target,
                 controller.reserve.patience_seconds,
                 attempt.stop_limit_seconds if recovers else None,

@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from relight.core.protocol.position import Phase
-from relight.core.worker.events import CutShort
+from relight.core.worker.events import CutShort, WentOnAlone
 from relight.core.worker.worker import Worker
 from relight.errors import StepInterrupted
 from relight.training.carried.code.source import lines_of, short
@@ -99,6 +99,8 @@ class Protection:
         if self.in_step:
             at = "".join(f" at {short(file)}:{line}" for file, line in lines_of(sys._getframe())[:1])
             worker.handle(CutShort(f"in step {worker.version} {operation} came after the write{at}, and was cut short"))
+        else:
+            worker.handle(WentOnAlone())
         text = (
             f"{operation} {where} was cut short by a recovery; its result is this rank's own value. Put collectives "
             "inside `with step`, before optimizer.step(), where they are repeated"

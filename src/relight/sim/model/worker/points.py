@@ -24,6 +24,8 @@ SHAPE_POINTS = (
     "LAST_WRITE",  # inside the last write, before the barrier
     "EXTRA",  # in a collective after the barrier, against what was learnt
     "EXTRA_WRITE",  # inside a write after that
+    "SHARE",  # in a collective between two steps
+    "UNSHARED",  # it broke, and no order explains it yet
 )
 RECOVERY_POINTS = (
     "STOP",  # about to report its status
@@ -76,8 +78,15 @@ WAITS = {
     State.RESTORED: "RESTORED",
     State.FAILED: "FAILED",
 }
-COLLECTIVES = frozenset("ASK GRADIENT SECOND COMPARE BARRIER EXTRA".split())
+COLLECTIVES = frozenset("ASK GRADIENT SECOND COMPARE BARRIER EXTRA SHARE".split())
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
 # the store's in group.py, and OTHERS_SECONDS in checkpoint/writer.py.
-PATIENCE_SECONDS = {"VERDICT": 330.0, "COPY": 120.0, "PRIVATE": 10.0, "REFORM": 60.0, "SAVING": 120.0}
+PATIENCE_SECONDS = {
+    "VERDICT": 330.0,
+    "UNSHARED": 330.0,
+    "COPY": 120.0,
+    "PRIVATE": 10.0,
+    "REFORM": 60.0,
+    "SAVING": 120.0,
+}
 CONNECT_SECONDS = 300.0

@@ -80,6 +80,7 @@ def _report_status(worker: "Worker", action: act.Action) -> None:  # noqa: ARG00
             checkpoints=lower.checkpoints() if lower is not None else (),
             agreed=status.agreed,
             sound=status.sound,
+            alone=status.alone,
         )
     )
 
@@ -155,6 +156,7 @@ def _report_restored(worker: "Worker", action: act.Action) -> None:  # noqa: ARG
             state_digest=digest(worker, None if offered is None else offered[1]),  # as it was sent
             layout_digest="layout",
             progress=ev.RestoreProgress(),
+            alone=worker.machine.alone,
         )
     )
 

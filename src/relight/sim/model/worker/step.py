@@ -146,6 +146,30 @@ def _after_step(worker: "Worker") -> None:
     """The code after the block may leave the loop. A replacement does not run it."""
     if worker.world.leaves and worker.state.version == worker.world.leaves:
         worker.machine.left = worker.state.version
+    if not worker.world.pattern.script(worker.state.version - 1).shares_after:
+        worker.want_step()
+    elif not writes.enter(worker, "SHARE", 1):
+        _go_on_alone(worker)
+
+
+def _on_shared(worker: "Worker") -> None:
+    """All is as it should be, or a peer was lost: then wait for the Stop that explains it."""
+    if writes.outcome(worker) is not None:
+        worker.want_step()
+    elif actions := worker.machine.handle(happened.CollectiveBroke()):
+        worker.go_to("UNSHARED")
+        for action in actions:
+            worker.carry_outs[type(action)](worker, action)
+    else:
+        _go_on_alone(worker)
+
+
+def _go_on_alone(worker: "Worker") -> None:
+    """`RelightProcessGroup._alone`: the collective gives this rank its own value."""
+    worker.state = worker.state.alone(worker.rank)
+    worker.world.checker.wrong.goes_alone(worker.state.content)
+    worker.machine.handle(happened.WentOnAlone())
+    writes.doubt(worker, act.Doubt("a collective between two steps was cut short"))
     worker.want_step()
 
 
@@ -247,6 +271,8 @@ POINTS: dict[str, Callable[["Worker"], None]] = {
     "EXITING": _exit(0),
     "RAISED": _exit(1),
     "AFTER_STEP": _after_step,
+    "SHARE": _on_shared,
+    "UNSHARED": _go_on_alone,
     "ASK": _on_asked,
 }
 CARRY_OUTS: dict[type[act.Action], Callable[..., happened.Event | None]] = {

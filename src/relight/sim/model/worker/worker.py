@@ -243,7 +243,7 @@ class SimulatedWorker:
         """Also to an agent that was restarted."""
         for doubt in self.doubts:
             self.world.send(self, doubt)
-        if self.point == "VERDICT":
+        if self.point in ("VERDICT", "UNSHARED"):
             self._carry_out(self.machine.handle(CollectiveBroke()))
 
     # --- what a fault does --------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class SimulatedWorker:
         """The wait that began with this ticket has lasted for as long as it may."""
         if not self.alive or ticket != self.ticket or self.awake or self.frozen or self.hung:
             return
-        if self.point == "VERDICT":
+        if self.point in ("VERDICT", "UNSHARED"):
             self.raise_in_script(f"RuntimeError: rank {self.rank}: connection reset, and no order explained it")
         else:
             recovery.lose_patience(self)

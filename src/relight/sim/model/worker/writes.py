@@ -322,14 +322,14 @@ def _keep_private_anew(worker: "Worker", action: act.Action) -> None:  # noqa: A
     worker.page.keep_private(worker.machine.version, worker.next_private)
 
 
-def _doubt(worker: "Worker", action: act.Doubt) -> None:
+def doubt(worker: "Worker", action: act.Doubt) -> None:
     """Notices.doubt of training/process."""
-    if all(doubt.reason != action.reason for doubt in worker.doubts):
+    if all(said.reason != action.reason for said in worker.doubts):
         step = max(0, worker.machine.started)
-        doubt = ev.BitsDoubted(process=worker.name, rank=worker.rank, step=step, reason=action.reason)
-        worker.doubts += (doubt,)
+        said = ev.BitsDoubted(process=worker.name, rank=worker.rank, step=step, reason=action.reason)
+        worker.doubts += (said,)
         worker.world.checker.doubts(worker)
-        worker.world.send(worker, doubt)
+        worker.world.send(worker, said)
 
 
 # --- publishing (training/publish/publishing.py) ------------------------------------------------------------------
@@ -376,7 +376,7 @@ CARRY_OUTS: dict[type[act.Action], Callable[..., happened.Event | None]] = {
     act.ReportDifference: _report_difference,
     act.KeepPrivate: _keep_private,
     act.KeepPrivateAnew: _keep_private_anew,
-    act.Doubt: _doubt,
+    act.Doubt: doubt,
     act.ShowPrepared: _show_prepared,
     act.EnterBarrier: _enter_barrier,
     act.ReportBrokenCollective: _report_broken_collective,

@@ -68,6 +68,7 @@ class Reports:
                 agreed=status.agreed,
                 sound=status.sound,
                 wrote=status.wrote,
+                alone=status.alone,
             ),
             report=True,
         )

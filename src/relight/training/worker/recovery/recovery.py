@@ -208,6 +208,7 @@ class Recovery:
                     digest_seconds=work.digest_seconds,
                     rollback_seconds=work.rollback_seconds,
                 ),
+                alone=worker.alone,
             ),
             report=True,
         )

@@ -87,6 +87,7 @@ class StateTaking:
         self.carry_outs: Mapping[type[act.Action], Callable[..., happened.Event | None]] = {
             act.RollBack: self._roll_back,
             act.Offer: self._offer,
+            act.KeepPrivateAnew: self._keep_private,
             act.Copy: self._copy,
             act.DiscardUndone: self._discard_undone,
             act.RecallSnapshot: self._recall_snapshot,
@@ -116,6 +117,10 @@ class StateTaking:
         self._runtime.restores.server.offer(offer)
         if order.tier is FallbackTier.REPLICA:
             work.known = offer.digests
+
+    def _keep_private(self, action: act.KeepPrivateAnew) -> None:  # noqa: ARG002
+        """Keep what this rank has for itself, as code between two steps has left it."""
+        self._private.keep(self._worker.version, between=True)
 
     def _copy(self, action: act.Copy) -> happened.Event:  # noqa: ARG002
         """Fetch the target version from a source, and the rank-private state from beside the page."""

@@ -1,0 +1,49 @@
+"""Ranks that went on alone: a recovery cut a collective between two steps, and each has its own value of it.
+
+Code between two steps cannot be repeated, so the state that it has left may differ by rank. A rank that has reached its
+next step has completed all of these collectives, so its state is that of an undisturbed run. Pure.
+"""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from relight.core.protocol.events import Stopped
+from relight.core.recovery.decision import Decision, Halt
+from relight.core.recovery.shards import Shards
+
+
+def follow_one(
+    decision: Decision | Halt, reports: Sequence[Stopped], copies: Collection[int], shards: Shards, *, differ: bool
+) -> Decision | Halt:
+    """Have all copies come from ranks that did not go on alone, or else from one rank for each part of the state.
+
+    Args:
+        decision: of the rule that knows nothing of this.
+        reports: those it rests on.
+        copies: ranks that got their state in an attempt before this one, perhaps from a rank that is not followed now.
+        shards: the part that each rank holds.
+        differ: their states are known to differ, so ranks that are not followed copy as well. If they are alike, as
+            after code that only prints the value, each keeps its own.
+    """
+    alone = {report.rank for report in reports if report.alone}
+    if isinstance(decision, Halt) or not alone:
+        return decision
+    # Who finishes the step only now comes to that code later, and goes on alone there as well.
+    unsure = alone | set(copies) | set(decision.finishers)
+    parts: dict[str, list[int]] = {}
+    for rank in decision.sources:
+        parts.setdefault(shards.key(rank), []).append(rank)
+    followed: list[int] = []
+    for ranks in parts.values():
+        sure = [rank for rank in ranks if rank not in unsure]
+        own = [rank for rank in ranks if rank not in copies]
+        followed += sure or own[:1] or ranks[:1]
+    left = set(decision.sources) - set(followed)
+    reason = f"{decision.reason}; a collective between two steps was cut short, and their states differ"
+    return msgspec.structs.replace(
+        decision,
+        sources=tuple(sorted(followed)),
+        targets=tuple(sorted({*decision.targets, *left})) if differ else decision.targets,
+        reason=reason if differ else decision.reason,
+    )

@@ -1,0 +1,52 @@
+"""Bugs of recoveries that cut a collective between two steps: other ways to go on from ranks that went on alone."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from relight.core.protocol import events as ev
+from relight.core.recovery.decision import Decision, Halt
+from relight.core.stages.deciding import Deciding
+from relight.core.worker import actions as act
+from relight.core.worker import events as happened
+from relight.core.worker import recovery
+from relight.core.worker.states import State
+from relight.core.worker.table import Table
+from relight.core.worker.worker import Worker
+from relight.sim.planted.workers import with_handler
+
+
+class FollowsTheLowest(Deciding):
+    """All copy the lowest of the ranks that went apart, though another one had completed the collective."""
+
+    def _follow(self, decision: Decision | Halt, reports: Sequence[ev.Stopped]) -> Decision | Halt:
+        if isinstance(decision, Decision) and any(report.alone for report in reports):
+            reports = [msgspec.structs.replace(report, alone=True) for report in reports]
+        return super()._follow(decision, reports)
+
+
+class FollowsAnyone(Deciding):
+    """A replacement copies from any survivor, also from several that went on alone with different bits."""
+
+    def _follow(self, decision: Decision | Halt, reports: Sequence[ev.Stopped]) -> Decision | Halt:  # noqa: ARG002
+        return decision
+
+
+class ForgetsThatItWentOnAlone(Worker):
+    """A rank does not report that it went on alone, so states that differ are taken for corrupted memory."""
+
+    table: ClassVar[Table] = with_handler(happened.WentOnAlone, tuple(State), lambda worker, event: ())  # noqa: ARG005
+
+
+class TakesAHalfCopyForWhole(Worker):
+    """A rank that copies over a state of its own is held to be intact, also while only a part has arrived."""
+
+    @staticmethod
+    def _left(worker: Worker, event: happened.StepLeft) -> act.Actions:
+        actions = recovery.on_step_left(worker, event)
+        if worker.torn_by == recovery.FOLLOWED:
+            worker.torn, worker.torn_by = False, ""
+        return actions
+
+    table: ClassVar[Table] = with_handler(happened.StepLeft, tuple(State), _left)
