@@ -9,7 +9,7 @@ CODE := $(wildcard src tests benchmarks examples checks)
 JOBS ?= 3# tests at a time, of which many wait; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions test-integrations test-torchtitan demo demo-publish simulate simulate-nightly fuzz idioms fuzz-idioms fuzz-carried fuzz-times gpu bench docs clean
+.PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions test-integrations test-torchtitan demo demo-publish simulate simulate-nightly fuzz idioms idioms-resumed fuzz-idioms fuzz-carried fuzz-times gpu bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ test-versions: setup ## the tests of private interfaces and the short matrix, on
 
 idioms: setup ## scripts in the shapes that people publish, with kills in phases and at random times
 	$(BIN)/python -m tests.idioms --rounds 3
+
+idioms-resumed: setup ## the same scripts, killed as a whole and started again from a checkpoint
+	$(BIN)/python -m tests.idioms.resumed
 
 fuzz-idioms: setup ## ten minutes of scripts composed at random, each disturbed and compared
 	$(BIN)/python -m tests.idioms.compose --minutes 10

@@ -101,6 +101,25 @@ def killed_at_random(name: str, seed: int, strikes: int = STRIKES, keep: Path | 
     return _run(name, slow, keep, partial(_kill_at_random, draw=draw, strikes=strikes), planned=strikes)
 
 
+def run_again_after_kill(name: str, path: Path, is_due: Callable[[], bool]) -> Ending | None:
+    """Run a script, kill all of its job once that is due, and run it again. None: it ended before.
+
+    `path`: of the script, a variant of the one with this name.
+    """
+    slow = [f"slow rank 0 in FORWARD of step {step}" for step in _SLOWED_STEPS]
+    training = Training(ranks=ranks_of(name), steps=0, program=str(path))
+    with (
+        tempfile.TemporaryDirectory(prefix="idiom-") as directory,
+        IdiomJob(Path(directory), training, faults=slow, standbys=0, hang_seconds=2 * HANG_SECONDS) as job,
+    ):
+        with contextlib.suppress(AssertionError):  # it has ended
+            job.wait_until(is_due, "it is to be killed")
+        if not is_due() or not job.workers():
+            return None
+        job.kill()
+    return _run(name, [], None, path=path)
+
+
 def _run(
     name: str,
     faults: Sequence[str],
@@ -108,9 +127,10 @@ def _run(
     disturb: Callable[[Job], None] | None = None,
     planned: int = 0,
     flags: Sequence[str] = (),
+    path: Path | None = None,
 ) -> Ending:
     """A job with faults in words, disturbed from outside; `planned`: how many failures are on purpose."""
-    training = Training(ranks=ranks_of(name), steps=0, program=str(path_of(name)))
+    training = Training(ranks=ranks_of(name), steps=0, program=str(path or path_of(name)))
     environment = None
     if device := os.environ.get(DEVICE_VARIABLE):
         arguments = (device, str(path_of(name)))

@@ -124,6 +124,8 @@ class Checkpointing:
     def _private_of(self, rank: int, order: Save) -> bytes:
         """Return the private state of a rank whose process is dead, from its agent."""
         if rank in order.derived:
+            if why := self._runtime.holdings.shown_alone():
+                self._runtime.notices.doubt(f"rank {rank}: {why}")
             return NO_PRIVATE
         (payload,) = self._runtime.store.wait(order.generation, (private_key(rank),), OTHERS_SECONDS)
         return payload

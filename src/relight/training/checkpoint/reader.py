@@ -110,10 +110,16 @@ class CheckpointReader:
         self._state.adopt_attributes(meta)
 
     def take_private(self, root: Path, version: int) -> None:
-        """Take on this rank's private state; none if it follows from rank and step. Raises CheckpointError."""
+        """Take on this rank's private state. With another number of ranks there is none: it follows from rank and step.
+
+        What the script carries is in it. At the start of a job it is not known yet whether there is any.
+
+        Raises:
+            CheckpointError: it cannot be read.
+        """
         runtime, place = self._runtime, self._assignment.batch_index
         self._batches.start(version, place)
-        if runtime.holdings.is_derivable() and not self._state.rank_private.buffers:
+        if files.read_meta(root, version).world_size != runtime.world_size:
             return
         payload = files.read_private(root, version, runtime.rank)
         runtime.page.write_private(version, payload)

@@ -12,6 +12,9 @@ class Holdings(Protocol):
     def is_derivable(self) -> bool:
         """Return whether this rank's private state follows from rank and step."""
 
+    def shown_alone(self) -> str:
+        """Return a reason to doubt results where such a state is lost: variables that no step needs; empty: none."""
+
     def is_optimizer_at_work(self) -> bool:
         """Return whether a call of optimizer.step() is under way."""
 
@@ -33,6 +36,9 @@ class NoHoldings:
 
     def is_derivable(self) -> bool:
         return False
+
+    def shown_alone(self) -> str:
+        return ""
 
     def is_optimizer_at_work(self) -> bool:
         return False

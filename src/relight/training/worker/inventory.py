@@ -78,6 +78,12 @@ class Inventory:
         """Return whether this rank's private state follows from rank and step."""
         return self.batches.derivable and self.state.rank_private.follows_from_rank and not self.carried.decides
 
+    def shown_alone(self) -> str:
+        """Return a reason to doubt results where a rank's private state is lost; empty: it shows nothing."""
+        if not (names := self.carried.names):
+            return ""
+        return f"{', '.join(names)}: no step needs them, and they were lost with the host that kept them for a rank"
+
     def is_optimizer_at_work(self) -> bool:
         """Inside optimizer.step()."""
         return self.writes.is_optimizer_at_work

@@ -142,6 +142,7 @@ class StateTaking:
         self._state.adopt_attributes(meta)
         if runtime.rank in restore.derived:
             runtime.page.write_private(restore.target, NO_PRIVATE)
+            self._doubt_what_is_shown()
         private = self._await_private(restore)
         self._private.adopt(private, restore.target, meta.get("noticed", {}))
         self._batches.take_over(private, restore.target, self._assignment.batch_index)
@@ -166,6 +167,11 @@ class StateTaking:
         page.put("torn", 1)
         page.forget_private()  # of versions that are undone
 
+    def _doubt_what_is_shown(self) -> None:
+        """Tell of variables that no step needs, as nothing is left of this rank's private state."""
+        if why := self._runtime.holdings.shown_alone():
+            self._runtime.notices.doubt(why, step=self._order.target - 1)
+
     def _recall_snapshot(self, action: act.RecallSnapshot) -> happened.Event:  # noqa: ARG002
         slot = self._snapshots.own(self._order.target)
         if slot is None:
@@ -180,6 +186,8 @@ class StateTaking:
         is_derived = runtime.rank in restore.derived
         private = NO_PRIVATE if is_derived else bytes(raw_bytes(tensors[-1]))
         runtime.page.write_private(restore.target, private)
+        if is_derived:
+            self._doubt_what_is_shown()
         private_tree = decode_tree(private)
         self._private.adopt(private_tree, restore.target)
         self._batches.take_over(private_tree, restore.target, self._assignment.batch_index)
