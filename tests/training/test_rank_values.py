@@ -44,6 +44,7 @@ NUMBERS = {
 }
 OTHERS = {
     "a list": ("files = ['a', 'b', 'c', 'd'][RANK::3]", "files[0]"),
+    "a list of arrays": ("parts = [numpy.arange(2) + RANK for _ in range(60)]", "int(parts[-1][0])"),
     "a dict": ("named = {'rank': RANK}", "named['rank']"),
     "a tensor": ("offset = torch.full((3,), float(RANK))", "float(offset.sum())"),
     "a part of the data": (
@@ -151,7 +152,7 @@ CARRIED = frozenset(OTHERS) - {"a part of the data", "a text", "an item of a tup
 @pytest.mark.parametrize("name", OTHERS)
 def test_small_values_in_which_ranks_differ_are_carried_and_put_back(name: str, tmp_path: Path) -> None:
     made, read = OTHERS[name]
-    long = "long = list(range(RANK, 100))\nlarge = torch.zeros(2**17) + RANK"
+    long = "long = list(range(RANK, 1000))\nlarge = torch.zeros(2**17) + RANK"
     sources = [
         SCRIPT.format(rank=rank, made=f"{made}\n{long}", read=f"{read}, long[0], float(large[0])")
         for rank in range(RANKS)

@@ -21,7 +21,14 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from relight.training.carried.code.refs import is_own_optimizer
 from relight.training.collectives.group import RelightProcessGroup
 from relight.training.state.values.marks import changed, put_back, remember
-from relight.training.torch_private.autograd import RUN_BACKWARD, at_backward, not_compiled, reset_scaler
+from relight.training.torch_private.autograd import (
+    RUN_BACKWARD,
+    at_backward,
+    is_compiled_transform,
+    not_compiled,
+    only_inlined,
+    reset_scaler,
+)
 from relight.training.torch_private.distributed.ddp import BucketLayout, watch_wrappers, wrappers_made
 from relight.training.torch_private.distributed.groups import OPERATIONS, make_detached_group, make_generation_group
 
@@ -405,3 +412,34 @@ def wrappers_that_were_made(rank: int, directory: str) -> list[bool]:
 def test_wrappers_are_known_in_the_order_of_their_making() -> None:
     """A script may hand over what they wrap."""
     assert run_ranks(wrappers_that_were_made) == [[True, True]] * WORLD
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
+def test_a_hook_leaves_the_graph_of_a_compiled_transform_whole(transform: Callable[..., Any]) -> None:
+    seen: list[bool] = []
+
+    @not_compiled
+    def tell() -> None:
+        seen.append(True)
+
+    @only_inlined
+    def hook(module: nn.Module, arguments: Any) -> None:  # noqa: ARG001
+        if not is_compiled_transform():
+            tell()
+
+    model = nn.Linear(3, 1)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    model.register_forward_pre_hook(hook)
+
+    def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (x,)).tanh().sum()
+
+    each = torch.func.vmap(transform(loss), in_dims=(None, 0))
+    x = torch.arange(6.0).view(2, 3)
+    expected = each(weights, x)
+    assert seen == [True]  # outside of compiled code the hook still tells
+    found = torch.compile(each, backend="eager", fullgraph=True)(weights, x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert seen == [True]
+    torch.compile(model, backend="eager")(x)
+    assert seen == [True, True]

@@ -32,11 +32,23 @@ def not_compiled(function: _Function) -> _Function:
     since torch.compiler.disable would import the compiler into every script.
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined] # where a compiled frame calls it
+    return only_inlined(function)
+
+
+def only_inlined(function: _Function) -> _Function:
+    """Have torch.compile look at this function only where compiled code calls it, and at no frame that it calls."""
     frames: Any = torch._C._dynamo.eval_frame
     if hasattr(frames, "_FrameExecStrategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
+
+
+def is_compiled_transform() -> bool:
+    """Return whether torch.compile is at code in a transform of torch.func, whose graph nothing may interrupt."""
+    functorch: Any = torch._C._functorch
+    # The compiler knows the class of this object; it takes `is not None` for true whatever it is.
+    return torch.compiler.is_compiling() and isinstance(functorch.peek_interpreter_stack(), functorch.CInterpreter)
 
 
 def at_backward(call: Callable[[], None]) -> Callable[[], None]:

@@ -16,7 +16,13 @@ from relight.core.protocol.position import Phase
 from relight.errors import StepInterrupted
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
-from relight.training.torch_private.autograd import at_backward, gradient_hooks, put_hook
+from relight.training.torch_private.autograd import (
+    at_backward,
+    gradient_hooks,
+    is_compiled_transform,
+    only_inlined,
+    put_hook,
+)
 from relight.training.torch_private.script_modes import unseen
 
 # Some parameters look, when their gradient is ready, whether the generation was closed: so a backward pass is stopped
@@ -29,9 +35,15 @@ _PASSES_TO_SEE = 3  # the first ones allocate, and take longer
 _installed: list["PhaseHooks"] = []
 
 
-@unseen
+@only_inlined
 def before_forward(module: nn.Module, arguments: Any) -> None:  # noqa: ARG001
     """A function, since a step may copy a module with its hooks: a method would be copied with all that it holds."""
+    if not is_compiled_transform():
+        _tell_forward()
+
+
+@unseen
+def _tell_forward() -> None:
     for hooks in _installed:
         hooks.on_forward()
 
