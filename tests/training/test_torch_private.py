@@ -423,7 +423,7 @@ def test_a_hook_leaves_the_graph_of_a_compiled_transform_whole(transform: Callab
         seen.append(True)
 
     @only_inlined
-    def hook(module: nn.Module, arguments: Any) -> None:  # noqa: ARG001
+    def hook(module: nn.Module, arguments: Any) -> None:
         if not is_compiled_transform():
             tell()
 
@@ -432,7 +432,8 @@ def test_a_hook_leaves_the_graph_of_a_compiled_transform_whole(transform: Callab
     model.register_forward_pre_hook(hook)
 
     def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(model, weights, (x,)).tanh().sum()
+        result: torch.Tensor = torch.func.functional_call(model, weights, (x,)).tanh().sum()
+        return result
 
     each = torch.func.vmap(transform(loss), in_dims=(None, 0))
     x = torch.arange(6.0).view(2, 3)
