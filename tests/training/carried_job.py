@@ -141,7 +141,6 @@ class Job:
         self.transaction = Transaction(state, self, self.carried)
         left = LeftGradients(
             state.optimizers,
-            lambda: 0,
             self.told.append,
             state.gradients,
             lambda pattern: mentioned(["carried_script"], pattern),  # and not in this module

@@ -15,7 +15,6 @@ class Job:
     """Two optimizers, of which the first pauses."""
 
     def __init__(self, *, fast_holds_bias: bool = True) -> None:
-        self.generation = 1
         self.reader = ""  # a line of the script
         self.doubts: list[str] = []
         self.net = nn.Linear(2, 2)
@@ -26,9 +25,7 @@ class Job:
         optimizers: dict[str, Optimizer] = {"slow": self.slow, "fast": self.fast}
         self.state = TrackedState({"net": self.net}, optimizers, {}, {})
         self.gradients = self.state.gradients
-        self.left = LeftGradients(
-            optimizers, lambda: self.generation, self.doubts.append, self.gradients, lambda _: self.reader
-        )
+        self.left = LeftGradients(optimizers, self.doubts.append, self.gradients, lambda _: self.reader)
 
     def join(self) -> None:
         self.fast.param_groups[0]["params"].append(self.net.bias)
@@ -47,7 +44,6 @@ class Job:
             self.left.before_optimizer(name)
             self.state.members.see(name)
         if fails:
-            self.generation += 1
             if joins:
                 self.fast.zero_grad()
                 self.fast.param_groups[0]["params"].clear()
@@ -136,6 +132,41 @@ def test_a_replacement_knows_of_those_that_were_thrown_away(late: Job) -> None:
     other.join()
     other.step("fast")
     assert "bias: no optimizer held them" in other.doubts[0]
+
+
+def test_a_replacement_knows_of_those_of_an_optimizer_that_pauses(job: Job) -> None:
+    job.step("fast")
+    job.step("fast", fails=True)
+    other = Job()
+    other.gradients.adopt_missing(job.gradients.missing())
+    other.step("fast")
+    assert not other.doubts
+    other.step("fast", "slow")
+    assert "slow used gradients" in other.doubts[0]
+    other.step("fast", "slow")
+    assert len(other.doubts) == 1
+
+
+def test_a_checkpoint_lacks_those_that_wait_when_it_is_written(job: Job) -> None:
+    job.step("fast")
+    other = Job()
+    other.gradients.adopt_missing(job.gradients.missing())
+    other.step("fast", "slow")
+    assert "slow used gradients" in other.doubts[0]
+
+
+def test_no_more_is_missing_once_the_optimizer_that_paused_has_used_them(job: Job) -> None:
+    job.step("fast")
+    assert job.gradients.missing() == [("net", "weight")]
+    job.step("fast", "slow")
+    assert not job.gradients.missing()
+
+
+def test_an_optimizer_of_one_rank_steps_while_gradients_are_lost(late: Job) -> None:
+    late.step("slow")
+    late.step("slow", fails=True)
+    late.left.before_optimizer("per_rank['own']")
+    assert not late.doubts
 
 
 def test_those_of_parameters_that_no_optimizer_holds_are_doubted_if_the_script_reads_gradients(late: Job) -> None:

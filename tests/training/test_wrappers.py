@@ -130,7 +130,7 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
         lambda name, _: written.append(name),
         lambda _: None,
         lambda: True,
-        LeftGradients({}, lambda: 1, written.append, TrackedState({}, {}, {}, {}).gradients, str),
+        LeftGradients({}, written.append, TrackedState({}, {}, {}, {}).gradients, str),
     )
     watch.install()
     try:
@@ -143,7 +143,7 @@ def test_the_writes_of_a_container_are_those_of_its_optimizers(inner: SGD) -> No
 
 def test_the_write_of_an_optimizer_that_differs_between_ranks_is_no_replicated_one(inner: SGD) -> None:
     written: list[tuple[str, str | None]] = []
-    left = LeftGradients({}, lambda: 1, lambda _: None, TrackedState({}, {}, {}, {}).gradients, str)
+    left = LeftGradients({}, lambda _: None, TrackedState({}, {}, {}, {}).gradients, str)
     watch = WriteWatch(
         lambda _: "own", lambda _: False, lambda *write: written.append(write), lambda _: None, lambda: True, left
     )

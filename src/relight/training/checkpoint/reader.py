@@ -108,6 +108,7 @@ class CheckpointReader:
         self._state.gradients.to_none = meta["gradients_to_none"]
         self._state.adopt_modes(meta.get("modes", {}))
         self._state.adopt_attributes(meta)
+        self._state.gradients.adopt_missing(meta.get("missing_gradients", ()))
 
     def take_private(self, root: Path, version: int) -> None:
         """Take on this rank's private state. With another number of ranks there is none: it follows from rank and step.

@@ -159,7 +159,7 @@ class CheckpointWriter:
             layout=self._state.replica.layout(),
             digest="",
             private_buffers=self._state.rank_private.named_buffers(),
-            besides=self._state.besides(),
+            besides={**self._state.besides(), "missing_gradients": self._state.gradients.missing()},
             tree=flat.tree,
             pieces=_pieces(flat, prefix_of(self._state)),
             stored=[],

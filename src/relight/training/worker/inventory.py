@@ -135,7 +135,7 @@ def take_inventory(
     recovery = Recovery(runtime, state, tiers, taking)
     barrier = Barrier(runtime, state, assignment, private, transaction, recovery, tiers, values)
     notices, mentioned = runtime.notices, carried.doubts.mentioned
-    left = LeftGradients(state.optimizers, lambda: runtime.generation, notices.doubt, state.gradients, mentioned)
+    left = LeftGradients(state.optimizers, notices.doubt, state.gradients, mentioned)
     inventory = Inventory(
         runtime=runtime,
         state=state,

@@ -1,7 +1,8 @@
 """Gradients, which are no part of the state: a recovery makes them None or zeros, as they were when the step began.
 
-Those of parameters in no optimizer's group nothing makes zero, so that they add up from step to step. A step that is
-repeated for a comparison finds them again; after a recovery they are known to be lost.
+Those of parameters in no optimizer's group nothing makes zero, so that they add up from step to step; so do those of an
+optimizer that pauses. A step that is repeated for a comparison finds them again; after a recovery they are known to
+be lost, also in a replacement, and in a job that goes on from a checkpoint.
 """
 
 import weakref
@@ -47,7 +48,8 @@ class Gradients:
         self._had: list[int] = []  # by parameter, as the step began
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and what they had
         self._updated = members.updated()  # by steps that count
-        self.lost: dict[int, Key] = {}  # other parameters, whose gradients a recovery threw away, by their ids
+        self.waiting: dict[int, Key] = {}  # by `id`, parameters of optimizers that pause, as the step under way began
+        self.lost: dict[int, Key] = {}  # such and other parameters, whose gradients a recovery threw away
 
     def see(self, *, keep: bool = False) -> None:
         """Note, as a step begins, whether they are None or zeros. `keep`: keep all for `put_back`."""
@@ -98,27 +100,35 @@ class Gradients:
         Flags are those of the step's beginning: a parameter that was frozen had no gradient, before it joined a group.
         """
         joined = self._members.joined
-        self.lost |= self._named(
+        self.lost |= self.named(
             one for one in self._others() if (one.requires_grad if id(one) in joined else have_gradients([one]))
         )
+        self.lost |= self.waiting
+        self.waiting = {}
         self._make_zero()
         self._kept = []
 
     def missing(self) -> list[Key]:
-        """Return the parameters that no optimizer has updated, and whose gradients a copy of the state lacks."""
-        return sorted((self.lost | self._named(one for one in self._others() if have_gradients([one]))).values())
+        """Return the parameters whose gradients a later step may use, and which a copy of the state lacks."""
+        others = self.named(one for one in self._others() if have_gradients([one]))
+        return sorted((self.lost | self.waiting | others).values())
 
     def adopt_missing(self, missing: Iterable[Iterable[str]]) -> None:
         """Take on what `missing` returned where the state was copied from; gradients of a rehearsal are not missed."""
         found = (self._slots.parameters.get((owner, name)) for owner, name in missing)
-        self.lost = self._named(one for one in found if one is not None)
+        self.lost, self.waiting = self.named(one for one in found if one is not None), {}
         self.commit()
+
+    def has_updated(self, number: int) -> bool:
+        """Return whether an optimizer has had the parameter of this `id`, before the step under way."""
+        return number in self._updated
+
+    def named(self, parameters: Iterable[torch.Tensor]) -> dict[int, Key]:
+        """Return the names of parameters by their ids; those of no module are left out."""
+        return {id(one): self._slots.by_id[id(one)] for one in parameters if id(one) in self._slots.by_id}
 
     def _others(self) -> Iterator[torch.Tensor]:
         return (one for one in self._parameters if id(one) not in self._updated and one.is_leaf)
-
-    def _named(self, parameters: Iterable[torch.Tensor]) -> dict[int, Key]:
-        return {id(one): self._slots.by_id[id(one)] for one in parameters if id(one) in self._slots.by_id}
 
     def _make_zero(self) -> None:
         for scaler in self._scalers:

@@ -250,8 +250,7 @@ class StateTaking:
         self._take_rank_values(meta.get("rank_values", {}))
         self._transaction.close()
         self._state.gradients.clear()
-        if "missing_gradients" in meta:  # of a checkpoint it is not known
-            self._state.gradients.adopt_missing(meta["missing_gradients"])
+        self._state.gradients.adopt_missing(meta.get("missing_gradients", ()))
         return happened.StateTaken(version, meta["lineage"], meta["until"])
 
     def _take_rank_values(self, described: dict[str, Any]) -> None:

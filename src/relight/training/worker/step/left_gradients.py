@@ -1,8 +1,8 @@
 """Gradients that wait over several steps: while an optimizer pauses and others step, and nothing makes them zero.
 
 Those of a parameter that no optimizer holds wait as well, until one does (layers that thaw late, without having been
-frozen), or until the norm of all gradients is taken. A recovery throws all gradients away, so what uses such ones later
-computes something else.
+frozen), or until the norm of all gradients is taken. A recovery throws all gradients away, and a checkpoint has none,
+so what uses such ones later computes something else.
 """
 
 import functools
@@ -27,25 +27,19 @@ _LOST = (
 
 
 class LeftGradients:
-    """Knows of which optimizers gradients wait, and since when."""
+    """Knows of which optimizers gradients wait, and which of those were lost."""
 
     def __init__(
         self,
         optimizers: Mapping[str, Any],
-        generation: Callable[[], int],
         doubt: Callable[[str], None],
         gradients: Gradients,
         mentioned: Callable[[str], str],
     ) -> None:
-        """Watch optimizers by their names.
-
-        `generation` is another one after each recovery; `mentioned` returns the first line of the script that a pattern
-        matches.
-        """
-        self._optimizers, self._generation, self._doubt = optimizers, generation, doubt
+        """Watch optimizers by their names. `mentioned` returns the first line of the script that a pattern matches."""
+        self._optimizers, self._doubt = optimizers, doubt
         self._gradients, self._mentioned = gradients, mentioned
-        self._waiting: dict[str, int] = {}  # with the generation in which the first of these were computed
-        self._at_start = dict(self._waiting)
+        self._zeroed: set[int] = set()  # by `id`, parameters whose gradients wait no longer, if the step counts
         self._stepped: set[str] = set()
         self._undo: list[Callable[[], None]] = []
 
@@ -60,29 +54,42 @@ class LeftGradients:
 
     def begin_attempt(self) -> None:
         """A step begins, perhaps again."""
-        self._waiting = dict(self._at_start)
+        self._zeroed.clear()
         self._stepped.clear()
 
     def before_optimizer(self, name: str) -> None:
         """An optimizer is about to use its gradients."""
         self._stepped.add(name)
-        if lost := self._gradients.lost:
-            self._doubt_lost([lost[id(one)] for one in parameters_of(self._optimizers[name]) if id(one) in lost])
-        if self._waiting.pop(name, self._generation()) != self._generation():
+        lost = self._gradients.lost
+        if not lost or name not in self._optimizers:  # one in `per_rank` is on its own
+            return
+        used = {id(one): lost[id(one)] for one in parameters_of(self._optimizers[name]) if id(one) in lost}
+        self._doubt_lost([key for number, key in used.items() if not self._gradients.has_updated(number)])
+        for number in used.keys() & lost.keys():
+            del lost[number]
+        if any(map(self._gradients.has_updated, used)):
             self._doubt(
-                f"{name} used gradients of steps in which it did not step itself, and a recovery threw those away. "
+                f"{name} used gradients of steps in which it did not step itself, and these were lost: a recovery "
+                "throws them away, and a checkpoint has none. "
                 "Make gradients zero at the beginning of each step, also those of an optimizer that pauses"
             )
 
     def end_step(self) -> None:
         """The step counts."""
-        for name, optimizer in self._optimizers.items() if self._stepped else ():
-            if name not in self._stepped and name not in self._waiting and have_gradients(parameters_of(optimizer)):
-                self._waiting[name] = self._generation()
-        self._at_start = dict(self._waiting)
+        waiting = self._gradients.waiting
+        for number in self._zeroed & waiting.keys():
+            del waiting[number]
+        for name, optimizer in self._optimizers.items():
+            held = parameters_of(optimizer)
+            if name in self._stepped:
+                for one in held:
+                    waiting.pop(id(one), None)
+            elif have_gradients(fresh := [one for one in held if id(one) not in waiting]):
+                waiting |= self._gradients.named(fresh)
         self._gradients.commit()
-        if self._gradients.lost and self._reader:
-            self._doubt_lost([*self._gradients.lost.values()], f", before {self._reader} could read them")
+        others = [key for number, key in self._gradients.lost.items() if not self._gradients.has_updated(number)]
+        if others and self._reader:
+            self._doubt_lost(others, f", before {self._reader} could read them")
 
     @functools.cached_property
     def _reader(self) -> str:
@@ -93,22 +100,20 @@ class LeftGradients:
         """Tell, once after a recovery, that gradients of these parameters were lost, and are used."""
         if keys:
             self._doubt(_LOST.format(names=listed([name for _, name in keys]), at=at))
-            self._gradients.lost.clear()
+            lost, known = self._gradients.lost, self._gradients.has_updated
+            for number in [number for number in lost if not known(number)]:
+                del lost[number]
 
     @unseen
     def _made_zero(self, owner: Any) -> None:
-        lost = self._gradients.lost
-        if not self._waiting and not lost:
+        lost, waiting = self._gradients.lost, self._gradients.waiting
+        if not waiting and not lost:
             return
-        if isinstance(owner, nn.Module):
-            owned = {id(parameter) for parameter in owner.parameters()}
-        else:
-            owned = {id(parameter) for parameter in parameters_of(owner)}
-        for number in owned & lost.keys():
-            del lost[number]
-        for name in list(self._waiting):
-            if any(id(parameter) in owned for parameter in parameters_of(self._optimizers[name])):
-                del self._waiting[name]
+        owned = owner.parameters() if isinstance(owner, nn.Module) else parameters_of(owner)
+        for number in map(id, owned):
+            lost.pop(number, None)
+            if number in waiting:
+                self._zeroed.add(number)
 
     def _wrap(self, owner: Any) -> None:
         original = owner.zero_grad
