@@ -150,3 +150,23 @@ def test_a_part_of_another_tensor_is_named() -> None:
         unflatten(offered.tree, [tensor.clone() for tensor in offered.tensors]), source.state.describe("", 0)
     )
     assert why.startswith("modules.net.tensors.best, modules.net.tensors.mean: tensors that share memory")
+
+
+def test_slices_are_laid_out_as_where_they_were_made() -> None:
+    """Sums go through memory in its order: equal values, laid out otherwise, give other bits."""
+    source, target = Job(is_shared=False), Job(is_shared=False)
+    weight, same = source.net.one.weight, target.net.one.weight
+    source.optimizers["first"].state[weight]["basis"] = torch.arange(20.0).view(4, 5).t()[:3]
+    source.net.mean = torch.arange(12.0).view(3, 4)[:, :3]
+    target.net.best = torch.zeros(3, 4)[:, :3]
+    for job in (source, target):
+        job.state.slots.refresh()
+    offered = source.state.replica.flat()
+    meta = decode_tree(encode_tree(source.state.describe("", 0), "meta"))
+    received = [tensor.clone(memory_format=torch.contiguous_format) for tensor in offered.tensors]
+    assert target.state.adopt(unflatten(offered.tree, received), meta) == ""
+    assert target.optimizers["first"].state[same]["basis"].stride() == (1, 5)
+    buffers = dict(target.net.named_buffers())
+    assert buffers["mean"].stride() == (4, 1)
+    assert buffers["best"].is_contiguous()
+    assert target.tensors() == source.tensors()

@@ -5,7 +5,7 @@ Most do so from the start and in every process (views of one flat tensor). A ste
 one. A copy gives each tensor memory of its own, so it says which belong together, and its receiver joins them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.distributed.zero import state_of
 from relight.training.torch_private.modules import tables_in
 from relight.transfer.io.codec import Flat, local_part
+from relight.transfer.io.strides import has_gaps, with_strides
 from relight.words import listed
 
 # Members of a group: the tensor's path, its first byte from that of the group, and a number that is equal for paths of
@@ -79,6 +80,29 @@ class SharedMemory:
         self._slots.refresh()
         differing = sorted({path for group in wanted ^ set(self.describe()) for path, _, _ in group})
         return listed(differing)
+
+    def gaps(self) -> dict[str, list[int]]:
+        """Return the strides, by path, of tensors with gaps between their elements: slices of others."""
+        parts = ((place.path, local_part(place.tensor)) for place in self._places())
+        return {path: list(part.stride()) for path, part in parts if has_gaps(part)}
+
+    def lay_out(self, gaps: Mapping[str, Sequence[int]]) -> None:
+        """Give tensors the gaps that they have where a copy came from: sums go through memory in its order.
+
+        Those of parameters, and where memory is shared, are what each process has made by itself.
+        """
+        own, shared = self.gaps(), self.paths()
+        if own == gaps:
+            return
+        for place in list(self._places()):
+            strides, tensor = gaps.get(place.path), place.tensor
+            if place.put is None or place.path in shared or _is_trained(tensor) or is_distributed(tensor):
+                continue
+            if strides is not None and len(strides) == tensor.ndim and tensor.stride() != tuple(strides):
+                place.put(with_strides(tensor.detach(), strides))
+            elif strides is None and place.path in own:
+                place.put(tensor.detach().clone(memory_format=torch.contiguous_format))
+        self._slots.refresh()
 
     def _places(self) -> Iterator[_Place]:
         for owner, module in self._handed.modules.items():

@@ -107,6 +107,7 @@ class TrackedState:
             self.slots.refresh()
         memory = groups_in(meta["memory"]) if "memory" in meta else None
         differing = self.replica.adopt(tree, meta["private_buffers"], memory)
+        self.replica.memory.lay_out(meta.get("gaps", {}))
         left_out = self.pruned.adopt_results(meta.get("pruned_results", ""))
         if not differing:
             return left_out
@@ -141,10 +142,11 @@ class TrackedState:
         }
 
     def besides(self) -> dict[str, Any]:
-        """Return modes, structure, torch's settings, attributes, shared memory, and values made from ranks."""
+        """Return modes, structure, torch's settings, attributes, the layout of memory, and values made from ranks."""
         return {
             "rank_values": self.rank_values,
             "memory": self.replica.memory.describe(),
+            "gaps": self.replica.memory.gaps(),
             "modes": modes_of(self.modules),
             "structure": self.structure.described(),
             "pruned": self.pruned.described(),

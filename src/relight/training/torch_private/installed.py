@@ -43,6 +43,8 @@ NEEDED = {
         "autograd.graph._engine_run_backward",
         "autograd._engine_run_backward",
         "_C._dynamo.eval_frame",
+        "_C._functorch.peek_interpreter_stack",
+        "_C._functorch.CInterpreter",
         "amp.GradScaler",
         "_tensor_str.PRINT_OPTS",
     ),

@@ -28,6 +28,13 @@ def strides_of(tensor: torch.Tensor) -> list[int] | None:
     return strides if strides != _row_by_row(tensor.shape) else None
 
 
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Return whether other memory lies between elements of this tensor (a slice), which a copy leaves out."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous() or overlaps(tensor):
+        return False
+    return strides_of(tensor) is None
+
+
 def laid_out(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
     """Return this tensor, or its values with the strides that `strides_of` returned."""
     if strides is None:
