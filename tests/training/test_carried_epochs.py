@@ -8,6 +8,7 @@ from textwrap import indent
 
 import pytest
 
+from relight.training.carried.code.source import target_of
 from tests.training.carried_shapes import enter_script, shown
 
 
@@ -85,6 +86,18 @@ def test_a_name_of_the_epoch_in_each_function(tmp_path: Path) -> None:
     assert entered.of_epoch == ((1, "epoch"),)
     assert entered.names is not None
     assert "e" in shown(entered.names)
+
+
+def test_a_loop_of_epochs_that_gives_other_things_than_their_numbers(tmp_path: Path) -> None:
+    """A replacement could give its variables no values."""
+    loop = " for step in steps():\n  with step as b:\n   pass\n"
+    for head in ("for pair in enumerate(epochs(3)):", "for n, epoch in enumerate(epochs(3)):"):
+        entered = enter_script(f"{head}\n{loop}", tmp_path)
+        assert entered.head is not None
+        assert not target_of(entered.head)
+    entered = enter_script(f"for epoch in epochs(3):\n{loop}", tmp_path)
+    assert entered.head is not None
+    assert target_of(entered.head) == "epoch"
 
 
 LEFT = {

@@ -148,11 +148,14 @@ def loop_at(way: Way, head: Head) -> int | None:
 
 
 def target_of(head: Head) -> str:
-    """Return the variable of the `for` loop with this head; empty: it has several, or that cannot be read."""
+    """Return the variable of the `for` loop with this head; empty: it has others beside it, or cannot be read."""
     way = way_to(body_of(node_of(head.code)), head.position)
     at = loop_at(way, head)
-    target = None if at is None else getattr(way[at][0][way[at][1]], "target", None)
-    return target.id if isinstance(target, ast.Name) else ""
+    loop = None if at is None else way[at][0][way[at][1]]
+    if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name):
+        return ""
+    used = {node.id for node in ast.walk(loop.iter) if isinstance(node, ast.Name)}
+    return "" if used & {"enumerate", "zip", "map", "reversed"} else loop.target.id
 
 
 def heads(statement: ast.stmt) -> list[ast.stmt]:
