@@ -1,15 +1,34 @@
 """Jobs that are killed as a whole and started again: what their scripts carry comes from the checkpoint as well."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.idioms.resumed import examine
+from tests.idioms.library import path_of
+from tests.idioms.resumed import examine, with_checkpoints
+from tests.idioms.trial import run_variant
 from tests.idioms.verdict import Verdict
 
-# Counters in closures and a history; weights that were the best, in a loop of epochs.
-NAMES = ("closure_counters", "epochs_of_function")
+LACKS = "it lacks what the code after the steps of that job's last epoch has changed"
+
+# Counters in closures and a history; the best weights, in a loop of epochs; the number of an epoch, given on twice.
+NAMES = ("closure_counters", "epochs_of_function", "epochs_step_in_method")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_that_is_started_again_ends_as_if_it_had_never_ended(name: str) -> None:
     verdict, words = examine(name, every=3)
     assert verdict is Verdict.EQUAL, words
+
+
+def test_a_job_that_gets_more_epochs_is_told_what_its_checkpoint_lacks(tmp_path: Path) -> None:
+    """The last checkpoint is written before the code that follows the last epoch's steps: a scheduler's step."""
+    source = with_checkpoints(path_of("epochs_of_function").read_text(), tmp_path / "checkpoints", 4)
+    assert source is not None
+    endings = []
+    for epochs in (1, 1, 2):
+        script = tmp_path / "epochs_of_function.py"
+        script.write_text(source.replace("epochs=4", f"epochs={epochs}"))
+        endings.append(run_variant("epochs_of_function", script))
+    assert [ending.status for ending in endings] == [0, 0, 0]
+    assert [LACKS in ending.words for ending in endings] == [False, False, True]

@@ -101,6 +101,11 @@ def killed_at_random(name: str, seed: int, strikes: int = STRIKES, keep: Path | 
     return _run(name, slow, keep, partial(_kill_at_random, draw=draw, strikes=strikes), planned=strikes)
 
 
+def run_variant(name: str, path: Path) -> Ending:
+    """Run a variant, at this path, of the script with this name, undisturbed."""
+    return _run(name, [], None, path=path)
+
+
 def run_again_after_kill(name: str, path: Path, is_due: Callable[[], bool]) -> Ending | None:
     """Run a script, kill all of its job once that is due, and run it again. None: it ended before.
 
@@ -117,7 +122,7 @@ def run_again_after_kill(name: str, path: Path, is_due: Callable[[], bool]) -> E
         if not is_due() or not job.workers():
             return None
         job.kill()
-    return _run(name, [], None, path=path)
+    return run_variant(name, path)
 
 
 def _run(

@@ -5,6 +5,7 @@ easily written; sim/planted has them. Nothing in production code knows of them: 
 method. For those in the worker, it is the model of the worker that is changed.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,6 +134,10 @@ class Mutation:
 
 # Where a second death finds ranks on their way down.
 _WHILE_SHARING = ("BARRIER", "AFTER_STEP", "SHARE", "OUTSIDE", "OPTIMIZER")
+# Code between two steps calls a collective, which a death cuts short.
+_sharing = functools.partial(
+    Mutation, within=200, actions=(Action.KILL,), points=_WHILE_SHARING, shapes=("shared-after",)
+)
 _WHILE_FALLING_BACK = ("OUTSIDE", "FORWARD", "READY", "OBEY", "COPY", "ROLLBACK", "REFORM", "RESTORED", "RESUME")
 MUTATIONS = (
     Mutation("dead-ranks-tag", 100, controller=controllers.DecidesFromTheDeadRanksTag),
@@ -347,37 +352,13 @@ MUTATIONS = (
     Mutation("difference-forgotten", 200, worker=executions.ForgetsTheDifferenceInARecovery, writes=True),
     Mutation("difference-not-told", 200, worker=executions.TellsNoRankOfADifference, writes=True),
     Mutation("goes-by-its-own-steps", 500, worker=executions.GoesByItsOwnSteps, writes=True),
-    Mutation(
-        "lowest-followed",
-        200,
-        controller=sharing.FollowsTheLowest,
-        actions=(Action.KILL,),
-        points=_WHILE_SHARING,
-        shapes=("shared-after",),
-    ),
-    Mutation(
-        "anyone-followed",
-        200,
-        controller=sharing.FollowsAnyone,
-        actions=(Action.KILL,),
-        points=_WHILE_SHARING,
-        shapes=("shared-after",),
-    ),
-    Mutation(
-        "alone-not-reported",
-        200,
-        decisions=sharing.ForgetsThatItWentOnAlone,
-        actions=(Action.KILL,),
-        points=_WHILE_SHARING,
-        shapes=("shared-after",),
-    ),
-    Mutation(
+    _sharing("lowest-followed", controller=sharing.FollowsTheLowest),
+    _sharing("anyone-followed", controller=sharing.FollowsAnyone),
+    _sharing("alone-not-reported", decisions=sharing.ForgetsThatItWentOnAlone),
+    _sharing(
         "half-copy-taken-for-whole",
-        200,
         decisions=sharing.TakesAHalfCopyForWhole,
-        actions=(Action.KILL,),
         points=(*_WHILE_SHARING, "OBEY", "COPY", "TAKE_OVER"),
-        shapes=("shared-after",),
     ),
 )
 

@@ -51,6 +51,10 @@ class Checkpointing:
             directory = Path(self._runtime.settings.run_dir) / "checkpoints"
         self._schedule = CheckpointSchedule(Path(directory).absolute(), every, keep, resume)
 
+    def expect_epochs(self) -> None:
+        """The script has a loop of epochs: code follows the last step, and runs once all ranks have finished."""
+        self._writer.has_epochs = True
+
     @property
     def every(self) -> int:
         """Steps from one checkpoint to the next; 0: there are none."""
@@ -124,7 +128,7 @@ class Checkpointing:
     def _private_of(self, rank: int, order: Save) -> bytes:
         """Return the private state of a rank whose process is dead, from its agent."""
         if rank in order.derived:
-            if why := self._runtime.holdings.shown_alone():
+            if why := self._runtime.holdings.doubt_if_lost():
                 self._runtime.notices.doubt(f"rank {rank}: {why}")
             return NO_PRIVATE
         (payload,) = self._runtime.store.wait(order.generation, (private_key(rank),), OTHERS_SECONDS)

@@ -81,6 +81,11 @@ class CheckpointReader:
             raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
         for reason in () if runtime.protection.started else meta.doubts:  # one of this job says nothing new
             runtime.notices.doubt(reason if reason.startswith(_INHERITED) else f"{_INHERITED}{reason}")
+        if meta.lacks_last_code and self._worker.until > meta.version:
+            runtime.notices.doubt(
+                f"the checkpoint of step {meta.version} was the last one of a job with fewer epochs: it lacks what the "
+                "code after the steps of that job's last epoch has changed"
+            )
         if writer is None or meta.world_size != runtime.world_size:
             runtime.notices.doubt(
                 f"the checkpoint of step {meta.version} was written by {meta.world_size} ranks, divided in another way "

@@ -61,6 +61,7 @@ class CheckpointWriter:
         self._given_up = threading.Event()  # the one being written is not completed any more
         self._left_out: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()  # versions, histories: not told yet
         self.version = -1  # of the newest one that was begun here
+        self.has_epochs = False  # code follows the last step, and runs after the last checkpoint
 
     def assign(self, writers: Sequence[tuple[str, int]]) -> None:
         """Set, for this generation, which rank writes each part; empty if the state is not divided."""
@@ -175,6 +176,7 @@ class CheckpointWriter:
             derivable=self._runtime.holdings.is_derivable(),
             gradients_to_none=self._state.gradients.to_none,
             parts=self._writers,
+            lacks_last_code=self.has_epochs and version == self._worker.until,
             doubts=tuple(dict.fromkeys((*self._runtime.notices.doubts_of_job, *self._runtime.notices.doubts))),
         )
 

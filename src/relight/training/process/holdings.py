@@ -12,8 +12,8 @@ class Holdings(Protocol):
     def is_derivable(self) -> bool:
         """Return whether this rank's private state follows from rank and step."""
 
-    def shown_alone(self) -> str:
-        """Return a reason to doubt results where such a state is lost: variables that no step needs; empty: none."""
+    def doubt_if_lost(self) -> str:
+        """Return why to doubt results where a derivable state is lost: it has variables no step needs; empty: none."""
 
     def is_optimizer_at_work(self) -> bool:
         """Return whether a call of optimizer.step() is under way."""
@@ -37,7 +37,7 @@ class NoHoldings:
     def is_derivable(self) -> bool:
         return False
 
-    def shown_alone(self) -> str:
+    def doubt_if_lost(self) -> str:
         return ""
 
     def is_optimizer_at_work(self) -> bool:

@@ -16,13 +16,13 @@ from relight.training.carried.code.misuse import leaves_epoch, loops_around
 from relight.training.step import Step
 from relight.training.worker.inventory import Inventory
 
-_BEFORE, _AMONG, _AFTER = range(3)  # the steps of the epoch under way
+_BEFORE, _AMONG, _AFTER = range(3)  # where the script is: before, among or after the steps of the epoch under way
 _Places = Sequence[tuple[str, int]]
 _LEFT = (
     "{}leaves the loop of steps in the middle of an epoch, and training.epochs() would go on with the next one. For "
     "shorter epochs say training.epochs(..., steps_per_epoch=K); to end training, leave the loop of epochs"
 )
-_TWICE = (
+_ONE_LOOP = (
     "training.steps() {}: each turn of `for epoch in training.epochs(...)` has one loop of steps, "
     "`for step in training.steps()`"
 )
@@ -58,7 +58,7 @@ class EpochLoop:
                 self._number = self._parts.runtime.worker.version // self._length
                 yield self._number
                 if self._turn is _BEFORE:
-                    raise UsageError(_TWICE.format("was not called in an epoch"))
+                    raise UsageError(_ONE_LOOP.format("was not called in an epoch"))
                 if self._turn is _AMONG:
                     raise UsageError(_LEFT.format("the script "))
         finally:
@@ -68,14 +68,15 @@ class EpochLoop:
     def begin(self, frame: FrameType, built_at: _Places) -> Iterator[Step]:
         """Offer the steps of this epoch, in a loop of this frame. Raises UsageError for a loop that leaves it early."""
         if self._turn is not _BEFORE or self._head is None:
-            raise UsageError(_TWICE.format("was called twice in an epoch"))
+            raise UsageError(_ONE_LOOP.format("was called twice in an epoch"))
         if self._steps is None:
             if not source.target_of(self._head):
                 raise UsageError(_NO_NUMBER)
             if place := loops_around(frame, built_at, self._head):
-                raise UsageError(_TWICE.format(f"stands inside another loop ({place})"))
+                raise UsageError(_ONE_LOOP.format(f"stands inside another loop ({place})"))
             if place := leaves_epoch(frame, self._head):
                 raise UsageError(_LEFT.format(f"{place} "))
+            self._parts.checkpointing.expect_epochs()
             self._steps = self._run(self._until, source.lines_of(frame))
         self._turn = _AMONG
         return self._offer(self._steps)
@@ -83,7 +84,7 @@ class EpochLoop:
     def _offer(self, steps: Iterator[Step]) -> Iterator[Step]:
         for step in steps:
             if (number := step.number // self._length) != self._number:
-                self._parts.carried.set_epoch(number)
+                self._parts.carried.set_epoch(sys._getframe(1), number)
                 self._number = number
             yield step
             after = step.number + 1
@@ -106,7 +107,7 @@ class EpochLoop:
 
 
 def asking(frame: FrameType) -> FrameType:
-    """Return the frame that asks for a step, or closes the loop, on behalf of which one of this module may do so."""
+    """Return this frame, or the one that has called this module's loops, if it is the frame of one of these."""
     while frame.f_code in (EpochLoop._offer.__code__, EpochLoop.epochs.__code__) and frame.f_back is not None:
         frame = frame.f_back
     return frame

@@ -78,11 +78,11 @@ class Inventory:
         """Return whether this rank's private state follows from rank and step."""
         return self.batches.derivable and self.state.rank_private.follows_from_rank and not self.carried.decides
 
-    def shown_alone(self) -> str:
-        """Return a reason to doubt results where a rank's private state is lost; empty: it shows nothing."""
+    def doubt_if_lost(self) -> str:
+        """Return why to doubt results where a derivable state is lost: it has variables no step needs; empty: none."""
         if not (names := self.carried.names):
             return ""
-        return f"{', '.join(names)}: no step needs them, and they were lost with the host that kept them for a rank"
+        return f"{', '.join(names)}: variables that no step needs, lost with the host that kept them for a rank"
 
     def is_optimizer_at_work(self) -> bool:
         """Inside optimizer.step()."""

@@ -5,11 +5,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from relight.errors import UsageError
-from relight.training.carried.code.epochs import with_epochs
+from relight.training.carried.code.epochs import variables_of_epoch, with_epochs
 from relight.training.carried.code.iteration import Iteration, block_ahead, iteration_of
 from relight.training.carried.code.refs import Place
 from relight.training.carried.code.source import Head, Position, frames_outside, position_of
-from relight.training.carried.finding.places import Frames, Spots
+from relight.training.carried.finding.places import Frames, Spots, set_local
 from relight.training.carried.reading.names import is_of_a_call
 from relight.training.carried.values.parts import Parts
 
@@ -25,7 +25,6 @@ class Loop:
         self._held: list[Any] = []  # objects that functions with the block get in each turn
         self._iteration: Iteration | None = None
         self._epochs: Head | None = None  # of the loop of epochs around the loop, if there is one
-        self._epoch: int | None = None  # to which a recovery has led; None: as the loop of epochs has said
         self._code: CodeType | None = None  # of the function that holds the loop
         self._depth = 0  # so many frames lie between that and `with step`
         self._asked: list[tuple[FrameType, Position]] = []  # until it is found: frames that asked for a step, and where
@@ -69,16 +68,12 @@ class Loop:
         """The loop of steps stands in a loop of epochs, which has this head."""
         self._epochs = head
 
-    def set_epoch(self, number: int) -> None:
-        """A recovery leads to a step of the epoch with this number."""
-        self._epoch = number
-        self.put_epoch()
-
-    def put_epoch(self) -> None:
-        """Give the variables of the epoch's number the one that a recovery has led to."""
-        for place in self.of_epoch if self._epoch is not None else ():
-            if (spot := self.spots.find(place)) is not None:
-                spot.set(self._epoch)
+    def set_epoch(self, frame: FrameType, number: int) -> None:
+        """Give the variables of the epoch's number this one, to which a recovery leads; `frame` asks for a step."""
+        if self._epochs is not None:
+            for variable in variables_of_epoch(frames_outside(frame)[0], self._epochs):
+                set_local(variable.frame, variable.name, number)
+            self.spots.frames.forget()
 
     @property
     def of_epoch(self) -> list[Place]:

@@ -110,24 +110,27 @@ class Frames:
     def set(self, number: int, name: str, value: Any) -> None:
         """Give a local of a running function another value."""
         self._read.pop(number, None)
-        frame = self.frames[number]
-        if frame is None:
-            return
-        if not frame.f_code.co_flags & _OPTIMIZED or _WRITES_THROUGH:
-            if value is MISSING:
-                frame.f_locals.pop(name, None)
-            else:
-                frame.f_locals[name] = value
-            return
-        names = frame.f_locals
+        if (frame := self.frames[number]) is not None:
+            set_local(frame, name, value)
+
+
+def set_local(frame: FrameType, name: str, value: Any) -> None:
+    """Give a local of a running function another value; `MISSING`: none."""
+    if not frame.f_code.co_flags & _OPTIMIZED or _WRITES_THROUGH:
         if value is MISSING:
-            names.pop(name, None)
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(1))
+            frame.f_locals.pop(name, None)
         else:
-            names.clear()
-            names[name] = value
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+            frame.f_locals[name] = value
+        return
+    names = frame.f_locals
+    if value is MISSING:
+        names.pop(name, None)
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(1))
+    else:
         names.clear()
+        names[name] = value
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    names.clear()
 
 
 def _variables(code: CodeType) -> tuple[str, ...]:

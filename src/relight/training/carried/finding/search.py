@@ -80,7 +80,6 @@ class Search:
         for text in self._declared_names:
             self._keep_named(text)
         loop.look_at(frame)
-        loop.put_epoch()
         catalog.begin()
 
     def _lasting(self, place: Place) -> Place:

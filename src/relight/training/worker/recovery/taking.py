@@ -120,7 +120,9 @@ class StateTaking:
 
     def _keep_private(self, action: act.KeepPrivateAnew) -> None:  # noqa: ARG002
         """Keep what this rank has for itself, as code between two steps has left it."""
-        self._private.keep(self._worker.version, between=True)
+        version = self._worker.version
+        self._private.is_due(version)  # it looks at the values that are kept
+        self._private.keep(version, between=True)
 
     def _copy(self, action: act.Copy) -> happened.Event:  # noqa: ARG002
         """Fetch the target version from a source, and the rank-private state from beside the page."""
@@ -142,7 +144,7 @@ class StateTaking:
         self._state.adopt_attributes(meta)
         if runtime.rank in restore.derived:
             runtime.page.write_private(restore.target, NO_PRIVATE)
-            self._doubt_what_is_shown()
+            self._doubt_what_is_lost()
         private = self._await_private(restore)
         self._private.adopt(private, restore.target, meta.get("noticed", {}))
         self._batches.take_over(private, restore.target, self._assignment.batch_index)
@@ -167,9 +169,9 @@ class StateTaking:
         page.put("torn", 1)
         page.forget_private()  # of versions that are undone
 
-    def _doubt_what_is_shown(self) -> None:
+    def _doubt_what_is_lost(self) -> None:
         """Tell of variables that no step needs, as nothing is left of this rank's private state."""
-        if why := self._runtime.holdings.shown_alone():
+        if why := self._runtime.holdings.doubt_if_lost():
             self._runtime.notices.doubt(why, step=self._order.target - 1)
 
     def _recall_snapshot(self, action: act.RecallSnapshot) -> happened.Event:  # noqa: ARG002
@@ -187,7 +189,7 @@ class StateTaking:
         private = NO_PRIVATE if is_derived else bytes(raw_bytes(tensors[-1]))
         runtime.page.write_private(restore.target, private)
         if is_derived:
-            self._doubt_what_is_shown()
+            self._doubt_what_is_lost()
         private_tree = decode_tree(private)
         self._private.adopt(private_tree, restore.target)
         self._batches.take_over(private_tree, restore.target, self._assignment.batch_index)
