@@ -34,6 +34,7 @@ from relight.training.torch_private.autograd import not_compiled
 from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, tables_in
 
 _MISSING = object()
+_GONE = "\x01gone"  # stands for an attribute that was deleted, or is a parameter, buffer or module now
 # Undone with a step, and never state: torch's own, and of Lightning's modules the name of the hook that is called just
 # now, and the `id` of each metric.
 _NO_STATE = OWN_ATTRIBUTES | {"_current_fx_name", "_metric_attributes"}
@@ -87,7 +88,7 @@ class AttributeLog:
         @functools.wraps(assign)
         def logged_assign(self: nn.Module, name: str, value: Any) -> None:
             if id(self) in log._paths:
-                log._note(self, name)
+                log._note(self, name, value)
             assign(self, name, value)
 
         @not_compiled
@@ -118,14 +119,16 @@ class AttributeLog:
                 if not type(child).__module__.startswith(WRAPPERS):
                     self._paths.setdefault(id(child), (f"{owner}/{path}", child))
 
-    def _note(self, module: nn.Module, name: str) -> None:
-        """An attribute is about to change."""
+    def _note(self, module: nn.Module, name: str, value: Any = _MISSING) -> None:
+        """An attribute is about to become `value`, or to be deleted."""
         key = (id(module), name)
         if key in self._before:
             return
         tables = vars(module)
         holder = next((t for t in (tables, *tables_in(module)) if name in t), None)
         if holder is buffers_in(module):
+            if holder[name] is value:
+                return  # written in place: `self.n_averaged += 1`
             self.assigned_buffers += 1
         elif name in _OF_STRUCTURE or (holder is not None and holder is not tables):
             self._tables.is_stale = True
@@ -239,8 +242,8 @@ class AttributeLog:
         return f"{owner}/{path}/{name}" in self._state
 
     def private(self) -> dict[str, Any]:
-        """Return the values of all attributes that are state, by their paths; only plain values."""
-        values = {path: self._value(key) for path, key in sorted(self._state.items())}
+        """Return the values of all attributes that are state, by their paths; only plain values, and which are gone."""
+        values = {path: self._value(key, _GONE) for path, key in sorted(self._state.items())}
         plain = {path: value for path, value in values.items() if plain_bytes(value, in_graphs=True) is not None}
         is_view = view_test(module for _, module in self._paths.values())
         return {path: pack(value) for path, value in plain.items() if not is_view(value)}
@@ -253,6 +256,9 @@ class AttributeLog:
             module = modules.get(owner)
             if module is not None:
                 self._state[path] = (id(module), name)
+                if isinstance(packed, str) and packed == _GONE:
+                    vars(module).pop(name, None)
+                    continue
                 value = unpack(packed)
                 mine = vars(module).get(name)
                 # What is a view of a parameter here, and of its own there, must not be written through.
@@ -263,8 +269,8 @@ class AttributeLog:
         """Return whether a module is of a class of the script's own: torch's change none of their containers late."""
         return not type(self._paths[key[0]][1]).__module__.startswith("torch.")
 
-    def _value(self, key: Key) -> Any:
-        return vars(self._paths[key[0]][1]).get(key[1])
+    def _value(self, key: Key, default: Any = None) -> Any:
+        return vars(self._paths[key[0]][1]).get(key[1], default)
 
     def _path(self, key: Key) -> str:
         return f"{self._paths[key[0]][0]}/{key[1]}"
