@@ -1,6 +1,7 @@
 """Collectives of a script that a recovery can repeat, and the fate of one that it cuts short."""
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -51,6 +52,11 @@ class Protection:
         self.launches_of_all = 0  # of these, the ones in which every rank takes part
         self._gathering = False
         self._interrupt: Any = None
+        os.register_at_fork(after_in_child=self._leave_forked)
+
+    def _leave_forked(self) -> None:
+        """A process that was forked, such as a DataLoader's worker, takes no step: nothing in it is interrupted."""
+        self.started = self.in_step = False
 
     @property
     def rank(self) -> int:
