@@ -22,7 +22,6 @@ from relight.errors import UsageError
 from relight.script_files import adopt_caller
 from relight.training.carried.carried import Carried
 from relight.training.carried.code.source import mentioned
-from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.needs import listed
 from relight.training.transaction.transaction import Transaction
@@ -379,10 +378,7 @@ class Job:
         self._tell(self.carried.adopt(private.get("carried"), lost.noticed, lost.version))
         for doubt in state.rank_private.lost(private.get("late")):
             self._tell(doubt)
-        state.gradients.to_none = meta["gradients_to_none"]
-        state.adopt_modes(meta["modes"])
-        adopt_settings(meta["settings"])
-        self._tell(state.structure.differs(meta["structure"]))
+        self._tell(state.adopt_besides(meta))
         self.transaction.close()
         state.gradients.clear()
         state.gradients.adopt_missing(meta["missing_gradients"])
@@ -424,7 +420,7 @@ class Job:
         return self._standing_risk() or (moved if step >= self.version - 1 >= 0 else "")
 
     def _standing_risk(self) -> str:
-        return self.carried.doubts.risk() or self.state.attributes.risk()
+        return self.carried.doubts.risk(recovers=True) or self.state.attributes.risk()
 
     def _tell(self, why: str | None) -> None:
         if why:

@@ -137,7 +137,7 @@ class Loop:
             self.turn(number)
             yield Step(self, number, warmup=False, fails=False)
         if self.risks is not None:
-            self.risks.append(self.carried.doubts.risk())
+            self.risks.append(self.carried.doubts.risk(recovers=True))
         doubt = self.carried.turn(sys._getframe(1))  # for the code after the loop
         self.doubt = self.doubt or doubt or self.carried.end(computed=self.begins_at < until)
         self.carried.leave()
@@ -149,7 +149,7 @@ class Loop:
             self.keep(number)
         self.moved += self.carried.moved() or ""
         if self.risks is not None:
-            self.risks.append(self.carried.doubts.risk())
+            self.risks.append(self.carried.doubts.risk(recovers=True))
         self.doubt = self.doubt or doubt
         self.carried.remember()
 
@@ -161,7 +161,7 @@ class Loop:
             return False  # undone when the loop asks for the next step
         if step.warmup or isinstance(error, Interrupted):
             if not step.warmup:
-                self.doubt = self.doubt or self.carried.doubts.risk()
+                self.doubt = self.doubt or self.carried.doubts.risk(recovers=True)
             lasting = self.carried.roll_back()
             if not step.warmup:
                 self.doubt = self.doubt or lasting

@@ -567,7 +567,7 @@ def test_an_attribute_that_changes_late_and_out_of_sight_is_carried(source: str,
 def test_doubts_what_changes_late_and_out_of_sight() -> None:
     class Watched(Loop):
         def turn(self, number: int) -> None:
-            self.strays.append(self.carried.doubts.risk())
+            self.strays.append(self.carried.doubts.risk(recovers=True))
             super().turn(number)
 
         strays: list[str] = []  # noqa: RUF012
@@ -753,7 +753,7 @@ def test_doubts_the_order_of_a_set_that_steps_iterate_over(block: str, doubted: 
     loop = Loop()
     grown = "s.add((step.number + 1) * 32)\ns.discard((step.number - 1) * 32)"
     run(function("x, s = 0, {0}", f"{block}\nx = x + b + len(s)\nstep.point(0, x)\n{grown}", "x"), loop)
-    assert ("in an order" in loop.carried.doubts.risk()) == doubted
+    assert ("in an order" in loop.carried.doubts.risk(recovers=True)) == doubted
 
 
 LARGE = function(
@@ -767,7 +767,7 @@ def test_large_weights_that_only_code_after_the_loop_reads_are_told_and_doubted(
     loop = Loop()
     expected = run(LARGE, loop)
     assert any("best (" in text and "its tensors take 4 MiB" in text and "training.carry" in text for text in loop.said)
-    assert "best (" in loop.carried.doubts.risk()
+    assert "best (" in loop.carried.doubts.risk(recovers=True)
     assert run(LARGE, Loop(fails_at=3, fails_in=0)) == expected  # it is undone with its step all the same
 
 

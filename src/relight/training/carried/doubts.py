@@ -29,11 +29,14 @@ class Doubts:
         self._is_asked = False  # by a recovery, since the last turn
         self._later = self._ownerless = ""
 
-    def risk(self) -> str:
-        """Return the reason why a recovery cannot vouch for equal bits, if something changes and is not carried."""
+    def risk(self, *, recovers: bool) -> str:
+        """Return the reason why a recovery cannot vouch for equal bits, if something changes and is not carried.
+
+        `recovers`: one is under way.
+        """
         self._spots.frames.forget()
         self._catalog.follow_parts()
-        self._is_asked = True
+        self._is_asked = self._is_asked or recovers
         risk = self._catalog.left_out_why or self._told() or self._late()
         self._spots.frames.forget()
         return risk

@@ -51,6 +51,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     gradients_to_none: bool
     parts: dict[str, int]  # the key of each part of the state, and the rank that wrote it
     doubts: tuple[str, ...] = ()  # why its bits may not be those of a run that was never disturbed
+    risk: str = ""  # why those of a job that goes on from it may not be
     lacks_last_code: bool = False  # it was written before the code that follows the steps of the last epoch
 
 

@@ -81,6 +81,8 @@ class CheckpointReader:
             raise CheckpointError(f"its digest is {found}, and was {part.digest} when it was written")
         for reason in () if runtime.protection.started else meta.doubts:  # one of this job says nothing new
             runtime.notices.doubt(reason if reason.startswith(_INHERITED) else f"{_INHERITED}{reason}")
+        if meta.risk:
+            runtime.notices.doubt(meta.risk)
         if meta.lacks_last_code and self._worker.until > meta.version:
             runtime.notices.doubt(
                 f"the checkpoint of step {meta.version} was the last one of a job with fewer epochs: it lacks what the "
@@ -110,8 +112,8 @@ class CheckpointReader:
     def adopt(self, version: int, meta: dict[str, Any]) -> None:
         """Note that the state is that of this version, and adopt what its copy carries besides tensors."""
         self._worker.version, self._worker.lineage = version, meta["lineage"]
-        self._state.gradients.to_none = meta["gradients_to_none"]
-        self._state.adopt_modes(meta.get("modes", {}))
+        if why := self._state.adopt_besides(meta):
+            self._runtime.notices.doubt(why, version)
         self._state.adopt_attributes(meta)
         self._state.gradients.adopt_missing(meta.get("missing_gradients", ()))
 

@@ -176,6 +176,7 @@ class CheckpointWriter:
             derivable=self._runtime.holdings.is_derivable(),
             gradients_to_none=self._state.gradients.to_none,
             parts=self._writers,
+            risk=self._runtime.holdings.standing_risk(),
             lacks_last_code=self.has_epochs and version == self._worker.until,
             doubts=tuple(dict.fromkeys((*self._runtime.notices.doubts_of_job, *self._runtime.notices.doubts))),
         )

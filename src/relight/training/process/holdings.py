@@ -18,8 +18,11 @@ class Holdings(Protocol):
     def is_optimizer_at_work(self) -> bool:
         """Return whether a call of optimizer.step() is under way."""
 
-    def standing_risk(self) -> str:
-        """Return the reason why any recovery makes the bits doubtful; empty: none does."""
+    def standing_risk(self, *, recovers: bool = False) -> str:
+        """Return why any recovery, or start from here, makes the bits doubtful; empty: none does.
+
+        `recovers`: a recovery is under way.
+        """
 
     def kept_snapshots(self) -> tuple[Snapshot, ...]:
         """Complete ones in this process's memory."""
@@ -43,7 +46,7 @@ class NoHoldings:
     def is_optimizer_at_work(self) -> bool:
         return False
 
-    def standing_risk(self) -> str:
+    def standing_risk(self, *, recovers: bool = False) -> str:  # noqa: ARG002
         return ""
 
     def kept_snapshots(self) -> tuple[Snapshot, ...]:

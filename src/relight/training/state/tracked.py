@@ -31,7 +31,7 @@ from relight.training.state.rank_attributes import RankAttributes
 from relight.training.state.rank_private import RankPrivate
 from relight.training.state.replica import Replica
 from relight.training.state.shared_memory import groups_in
-from relight.training.state.torch_settings import TorchSettings, shared_settings
+from relight.training.state.torch_settings import TorchSettings, adopt_settings, shared_settings
 from relight.training.torch_private.distributed.ddp import wrappers_made
 from relight.training.torch_private.distributed.zero import state_of
 from relight.transfer.io.codec import local_part
@@ -156,11 +156,23 @@ class TrackedState:
             "code_between": self.rank_private.describe_code(),
         }
 
-    def adopt_modes(self, modes: Modes) -> None:
-        """Set the modes of a copy of the same layout, whose `gradients.to_none` was taken on before."""
+    def adopt_besides(self, meta: dict[str, Any]) -> str:
+        """Take on modes and torch's settings of a copy of the same layout, after `adopt`.
+
+        Returns why the bits cannot be those of an undisturbed run, or "".
+        """
+        self.gradients.to_none = meta["gradients_to_none"]
+        modes: Modes = meta.get("modes", {})
         adopt_modes(self.modules, modes)
         if not self.gradients.to_none:
             make_gradients(self.modules, modes)
+        adopt_settings(meta.get("settings", {}))
+        if not (differing := self.structure.differs(meta.get("structure", {}))):
+            return ""
+        return (
+            f"{differing}: built or hooked otherwise in this process than where its state comes from. Change modules "
+            "before relight.Training(...), or in every step anew"
+        )
 
     def adopt_attributes(self, meta: dict[str, Any]) -> None:
         """Take on the source's attributes, for a rank whose own are lost, if they were the same on all ranks."""

@@ -88,9 +88,12 @@ class Inventory:
         """Inside optimizer.step()."""
         return self.writes.is_optimizer_at_work
 
-    def standing_risk(self) -> str:
-        """Return the reason why any recovery makes the bits doubtful; empty: none does."""
-        risks = [self.batches.stray, self.carried.doubts.risk(), self.state.attributes.risk()]
+    def standing_risk(self, *, recovers: bool = False) -> str:
+        """Return why any recovery, or start from here, makes the bits doubtful; empty: none does.
+
+        `recovers`: a recovery is under way.
+        """
+        risks = [self.batches.stray, self.carried.doubts.risk(recovers=recovers), self.state.attributes.risk()]
         risks.append(late_scheduler(self.writes.new_schedulers, self.state.optimizers, self.state.objects.values()))
         risks += [thing.standing_risk() for thing in _integrations(self.state) if hasattr(thing, "standing_risk")]
         return next(filter(None, risks), "")

@@ -130,7 +130,7 @@ class Recovery:
 
     def _begin_forming(self, action: act.BeginForming) -> None:  # noqa: ARG002
         runtime, order = self._runtime, self._order
-        runtime.notices.note_recovery(order.target, runtime.holdings.standing_risk())
+        runtime.notices.note_recovery(order.target, runtime.holdings.standing_risk(recovers=True))
         self._taking.work = RestoreWork(
             finish_seconds=_seconds_since(self._finish_started_ns), began_ns=time.monotonic_ns()
         )

@@ -22,7 +22,6 @@ from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
-from relight.training.state.torch_settings import adopt_settings
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.transfer.io.codec import decode_tree, raw_bytes, unflatten
@@ -240,15 +239,8 @@ class StateTaking:
         """The state of the target version is here: take over what belongs to it, and drop what was of a step."""
         version = self._order.target
         self.work.meta = meta
-        self._state.gradients.to_none = meta["gradients_to_none"]
-        self._state.adopt_modes(meta.get("modes", {}))
-        adopt_settings(meta.get("settings", {}))
-        if differing := self._state.structure.differs(meta.get("structure", {})):
-            self._runtime.notices.doubt(
-                f"{differing}: built or hooked otherwise in the replacement than where its state was copied from. "
-                "Change modules before relight.Training(...), or in every step anew",
-                version,
-            )
+        if why := self._state.adopt_besides(meta):
+            self._runtime.notices.doubt(why, version)
         self._take_rank_values(meta.get("rank_values", {}))
         self._transaction.close()
         self._state.gradients.clear()
