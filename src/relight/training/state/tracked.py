@@ -26,6 +26,7 @@ from relight.training.state.modules.slots import Slots
 from relight.training.state.modules.structure import Structure
 from relight.training.state.optimizers.gradients import Gradients
 from relight.training.state.optimizers.members import OptimizerMembers
+from relight.training.state.optimizers.optimizer_tree import adopt_order, order_of
 from relight.training.state.pruned import Pruned
 from relight.training.state.rank_attributes import RankAttributes
 from relight.training.state.rank_private import RankPrivate
@@ -107,6 +108,8 @@ class TrackedState:
             self.slots.refresh()
         memory = groups_in(meta["memory"]) if "memory" in meta else None
         differing = self.replica.adopt(tree, meta["private_buffers"], memory)
+        for name, order in meta.get("orders", {}).items():
+            adopt_order(self.optimizers[name], order)
         self.replica.memory.lay_out(meta.get("gaps", {}))
         left_out = self.pruned.adopt_results(meta.get("pruned_results", ""))
         if not differing:
@@ -142,7 +145,7 @@ class TrackedState:
         }
 
     def besides(self) -> dict[str, Any]:
-        """Return modes, structure, torch's settings, attributes, the layout of memory, and values made from ranks."""
+        """Return modes, structure, settings, attributes, orders, the layout of memory, and values made from ranks."""
         return {
             "rank_values": self.rank_values,
             "memory": self.replica.memory.describe(),
@@ -152,6 +155,7 @@ class TrackedState:
             "pruned": self.pruned.described(),
             "pruned_results": self.pruned.results(),
             "settings": shared_settings(),
+            "orders": {name: order_of(optimizer) for name, optimizer in self.optimizers.items()},
             "attributes": self.rank_attributes.describe(),
             "code_between": self.rank_private.describe_code(),
         }

@@ -81,6 +81,21 @@ def adopt_optimizer(optimizer: Optimizer, tree: dict[str, Any], slots: Slots) ->
         kept[key] = _in_place(value, mine) if isinstance(value, torch.Tensor) else objects.read(value, mine)
 
 
+def order_of(optimizer: Optimizer) -> list[int]:
+    """Return the numbers of the parameters that it keeps state of, in the order in which they came into it."""
+    numbers = {id(parameter): number for number, parameter in enumerate(parameters_of(optimizer))}
+    return [numbers[id(p)] for p in state_of(optimizer) if id(p) in numbers]
+
+
+def adopt_order(optimizer: Optimizer, order: list[int]) -> None:
+    """Put what it keeps of parameters into this order: an optimizer may add up over its own state."""
+    if order == order_of(optimizer):
+        return
+    parameters, kept = parameters_of(optimizer), state_of(optimizer)
+    for parameter in (parameters[number] for number in order):
+        kept[parameter] = kept.pop(parameter)
+
+
 def _placed(value: Any, own: Any, parameter: torch.Tensor) -> Any:
     """Return a received value on the device where the optimizer keeps it, in its own tensor where that fits."""
     if not isinstance(value, torch.Tensor):
