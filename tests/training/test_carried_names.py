@@ -42,6 +42,7 @@ class M(nn.Module):
 # name: (source, what is found; ~ stands before what is only accumulated or shown)
 SHAPES = {
     "on one line": ("m = 0\nfor step in steps():\n with step as b: m = f(b, m) #w", "~m"),
+    "attributes and items of the batch": (fn("b.x = b.x * 2\nb['y'] = b['y'] + 1\nb.z += 1\nloss = b.x + b['y']"), ""),
     "nothing": (fn("x = b\ny = x + 1\ny.backward()"), ""),
     "library's module, its mode": (
         fn(

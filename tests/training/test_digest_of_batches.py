@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from relight.training.state.digest import batch_digest
+from relight.training.state.digest import batch_digest, edits_of
 
 
 class Encoding(collections.UserDict[str, Any]):
@@ -92,3 +92,35 @@ def test_a_batch_without_values() -> None:
     assert batch_digest(torch.empty(3, device="meta")) == batch_digest(torch.empty(3, device="meta"))
     assert batch_digest(object()) == batch_digest(object())
     assert batch_digest(nn.Linear) == batch_digest(nn.Linear)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "in place": lambda batch: batch["x"].mul_(2),
+    "through a view": lambda batch: batch["x"][0].zero_(),
+    "another tensor of the same values": lambda batch: batch.update(x=batch["x"].clone()),
+    "another tensor": lambda batch: batch.update(x=batch["x"] / 255),
+    "taken out": lambda batch: batch.pop("x"),
+    "put in": lambda batch: batch.update(z=1),
+    "number": lambda batch: batch.update(n=batch["n"] + 1),
+    "end of an array": lambda batch: batch["a"].__setitem__(-1, 7.0),
+    "item of a list": lambda batch: batch["l"].append(batch["x"]),
+    "attribute of an object": lambda batch: setattr(batch["o"], "value", batch["x"] * 2),
+    "in an object, in place": lambda batch: batch["o"].value.add_(1),
+}
+
+
+@pytest.mark.parametrize("kind", [dict, Encoding])
+@pytest.mark.parametrize("name", [*CHANGES, "nothing"])
+def test_changes_of_a_batch_are_seen(name: str, kind: type[Any]) -> None:
+    given = {"x": values(1, 4, 3), "n": 1, "a": np.zeros(2000), "l": [1], "o": Slotless(values(2, 3))}
+    batch = kind(given)
+    before = edits_of(batch)
+    CHANGES.get(name, lambda _batch: None)(batch)
+    assert (edits_of(batch) == before) == (name == "nothing")
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_batch_as_it_was_shows_no_change(name: str) -> None:
+    batch = MAKERS[name](1)
+    assert edits_of(batch) == edits_of(batch)

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from relight.errors import UsageError
 from relight.training.connection.page import PositionPage
 from relight.training.data import rng
@@ -13,9 +11,9 @@ from relight.training.data.loaders import LoaderSource
 from relight.training.data.reach import Reach
 from relight.training.data.sources import CombinedSource, FunctionSource, NoSource, StatefulSource, make_source
 from relight.training.data.strays import watch
-from relight.training.state.digest import batch_digest
+from relight.training.state.digest import batch_digest, edits_of
 from relight.training.torch_private.script_modes import hidden_from_modes, sees_calls
-from relight.training.torch_private.tensors import tree_leaves, tree_map, version_of
+from relight.training.torch_private.tensors import tree_map
 from relight.training.wrappers import unwrapped_data
 
 
@@ -59,7 +57,7 @@ class Batches:
         self._draws_in_mode = False  # of the script's, that sees what drawing calls
         self._batch_of = -1  # the step whose batch is in hand
         self._held: Any = None  # of the data's own generators, after that draw
-        self._edits: list[int] = []  # version counters of the batch's tensors when it was drawn
+        self._edits: list[Any] = []  # what the batch was made of when it was drawn
         self._at_barrier: Any = None  # with "preserve": the streams at the last barrier, and after the last draw
         self._after_draw: Any = None
         self._predecessor = (-1, 0)  # step and digest of the batch that the replaced process drew last
@@ -109,7 +107,7 @@ class Batches:
         if self._data is not None:
             self._seed_streams("step", step, rank)
         is_drawn = self._data is not None and self._batch_of == step
-        if is_drawn and (self._draws_in_mode or _edits(self._batch) != self._edits):
+        if is_drawn and (self._draws_in_mode or edits_of(self._batch) != self._edits):
             self.restore(step, rank)  # the script changed it in place, or a mode saw how it was drawn: draw it again
         return self._batch_of == step
 
@@ -118,7 +116,7 @@ class Batches:
         self._batch, self._batch_of = batch, step
         self._held = self._source.hold()
         if self._data is not None:
-            self._edits = _edits(batch)
+            self._edits = edits_of(batch)
             self._compare_with_predecessor(step, rank)
         self._after_draw = rng.capture() if self._preserve else None
 
@@ -229,7 +227,3 @@ def _batches_in_an_epoch(data: Any) -> int:
             "short_groups=True needs to know how many batches an epoch has: give data that has a length, or leave the "
             "argument out; then a step takes what it lacks from the next epoch"
         ) from None
-
-
-def _edits(batch: Any) -> list[int]:
-    return [version_of(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]

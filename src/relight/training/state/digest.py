@@ -1,4 +1,4 @@
-"""A short mark of a batch's values."""
+"""A short mark of a batch's values, and another of whether code has changed it."""
 
 import dataclasses
 from collections import deque
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import xxhash
 
-from relight.training.torch_private.tensors import components_of, is_plain_memory
+from relight.training.torch_private.tensors import components_of, is_plain_memory, version_of
 from relight.transfer.io.codec import host_copy, raw_bytes
 
 try:
@@ -50,6 +50,42 @@ def batch_digest(batch: Any) -> int:
             entered[id(value)] = value
             queue.extend(_inside(value))
     return state.intdigest() or 1
+
+
+def edits_of(batch: Any) -> list[tuple[Any, Any]]:
+    """Return a list that is another one once code has changed a batch: in place, by other items, or by fewer.
+
+    The same containers and objects are looked into as for a digest. Of an array, all contents count.
+    """
+    found: list[tuple[Any, Any]] = []
+    queue: deque[Any] = deque([batch])
+    entered: set[int] = set()
+    while queue and len(entered) < _MOST_OBJECTS:
+        value = queue.popleft()
+        if isinstance(value, torch.Tensor):
+            found.append((_Same(value), -1 if value.is_inference() else version_of(value)))
+        elif isinstance(value, (*_PLAIN, *_NUMBERS, bytes, bytearray)):
+            found.append((type(value), repr(value)))
+        elif isinstance(value, _ARRAYS) and value.dtype.kind != "O":
+            found.append((value.shape, xxhash.xxh3_64_intdigest(numpy.ascontiguousarray(value).data)))
+        elif id(value) not in entered:
+            entered.add(id(value))
+            found.append((_Same(value), None))
+            queue.extend(_inside(value))
+    return found
+
+
+class _Same:
+    """An object that equals itself only, as tensors do not; kept alive, so that no other one has its `id`."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._thing is self._thing
+
+    def __hash__(self) -> int:
+        return id(self._thing)
 
 
 def _add_tensor(state: xxhash.xxh3_64, tensor: torch.Tensor) -> None:

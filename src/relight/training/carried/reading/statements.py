@@ -122,7 +122,8 @@ class Statements:
             if not enters and (method := own_method(known(value), "__enter__")) is not None:
                 self._reading.functions.run(method, value, node, None)
             if item.optional_vars is not None:
-                self._reading.assign(item.optional_vars, value)
+                batch = Ref(("temporary", -1, ""))  # no part of the step
+                self._reading.assign(item.optional_vars, batch if enters else value)
             managers.append(value)
         if enters:
             self._flow.late = False
