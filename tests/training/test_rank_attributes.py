@@ -145,3 +145,21 @@ def test_a_step_that_is_undone_after_its_barrier_changed_nothing_between_steps(s
     assert survivor.net.scale == 2.0
     assert survivor.attributes.late_changes.all == []
     survivor.log.remove()
+
+
+def test_what_no_step_of_a_lost_rank_had_changed_is_as_it_was_at_first(survivor: Rank) -> None:
+    """Other ranks' steps had: a layer that counts what it skips by chance."""
+    survivor.log.install()
+    survivor.begin()
+    survivor.net.scale = 2.0
+    survivor.log.notice()
+    number = survivor.attributes.number()
+    survivor.attributes.compare(number, number, ranks=2)  # the lost one had nothing to compare
+    survivor.log.commit()
+    survivor.log.remove()
+
+    replacement = replace(survivor, {})
+
+    assert replacement.net.scale == 1.0
+    number = replacement.attributes.number()
+    assert replacement.attributes.compare(number, 1, ranks=2) is None

@@ -1,7 +1,8 @@
 """Attributes of modules on all ranks: equal everywhere, or each rank's own.
 
 The attributes of a lost rank are those of another one where they are equal everywhere: code after its last block may
-have changed them, and has run there. Where they differ, they are what the lost rank kept at its last barrier.
+have changed them, and has run there. Where they differ, they are what the lost rank kept at its last barrier,
+and what they were at first if no step had changed them there.
 `LateChanges` tells whether that is out of date, for these and for all else that a rank has for itself.
 """
 
@@ -136,8 +137,9 @@ class RankAttributes:
         """Take on the values of the rank that this process replaces, after `adopt_copy` of another rank's."""
         others, self._copied = self._copied, {}
         if self.differ:
-            self._is_a_guess = any(path not in tree for path in self.late_changes.newest)
-            self._log.adopt(tree)
+            first = self._log.first(others.keys() - tree.keys() - {*self.late_changes.newest})  # no step changed them
+            self._is_a_guess = not {*others, *self.late_changes.newest} <= first.keys() | tree.keys()
+            self._log.adopt({**first, **tree})
         else:
             self._is_a_guess = any(
                 path not in tree or _encode(tree[path]) != _encode(value) for path, value in others.items()

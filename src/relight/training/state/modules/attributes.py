@@ -9,7 +9,7 @@ Attributes that change and hold plain values are state of this rank alone, like 
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -61,6 +61,7 @@ class AttributeLog:
         self._paths: dict[int, tuple[str, nn.Module]] = {}
         self._before: dict[Key, tuple[dict[str, Any], Any]] = {}  # in the step under way: where it stood, and the value
         self._state: dict[str, Key] = {}  # attributes that are state, by their paths
+        self._first: dict[str, Any] = {}  # of these, packed values before any step changed them, where that is known
         self._looked_at: set[Key] = set()
         self._change_in_place: set[Key] = set()  # containers that steps change without assigning them
         # Marks of these when the step began; of containers that the step is not known to change; and of those that no
@@ -140,11 +141,17 @@ class AttributeLog:
             self._looked_at.discard(key)
             self._steady.pop(key, None)
             if holder is None or holder is tables:  # parameters, buffers and submodules are no attributes
-                self._before_between(key)
+                self._keep(key, self._value(key, _MISSING))  # not undone, but state from now on if it is plain
 
-    def _before_between(self, key: Key) -> None:
-        """Assigned between two steps: not undone, but state from now on if it is plain."""
-        self._state.setdefault(self._path(key), key)
+    def _keep(self, key: Key, before: Any, *, may_be_changed: bool = True) -> None:
+        """An attribute is state from now on; it was this object before, which may have been changed in place."""
+        if (path := self._path(key)) in self._state:
+            return
+        self._state[path] = key
+        if before is _MISSING:
+            self._first[path] = _GONE
+        elif plain_bytes(before, in_graphs=True) is not None and not (may_be_changed and is_mutable(before)):
+            self._first[path] = pack(before)
 
     def see_between(self) -> None:
         """Find containers that code between steps has changed in place: they are state from now on."""
@@ -201,7 +208,7 @@ class AttributeLog:
             if name in _NO_STATE or name not in vars(module):
                 continue
             if is_state(module, name, vars(module)[name]):
-                self._state[self._path(key)] = key
+                self._keep(key, self._before[key][1])
         self._compare_containers()
 
     def commit(self) -> None:
@@ -248,6 +255,10 @@ class AttributeLog:
         is_view = view_test(module for _, module in self._paths.values())
         return {path: pack(value) for path, value in plain.items() if not is_view(value)}
 
+    def first(self, paths: Iterable[str]) -> dict[str, Any]:
+        """Return the packed values of attributes before any step changed them, where that is known."""
+        return {path: self._first[path] for path in paths if path in self._first}
+
     def adopt(self, tree: Mapping[str, Any]) -> None:
         """Set the attributes to the values that `private` returned."""
         modules, is_view = dict(self._paths.values()), view_test(module for _, module in self._paths.values())
@@ -255,7 +266,8 @@ class AttributeLog:
             owner, name = path.rsplit("/", 1)
             module = modules.get(owner)
             if module is not None:
-                self._state[path] = (id(module), name)
+                key = (id(module), name)
+                self._keep(key, self._value(key, _MISSING), may_be_changed=False)
                 if isinstance(packed, str) and packed == _GONE:
                     vars(module).pop(name, None)
                     continue
