@@ -8,6 +8,7 @@ from textwrap import indent
 
 import pytest
 
+from relight.training.carried.code.refs import describe
 from relight.training.carried.code.source import target_of
 from tests.training.carried_shapes import enter_script, shown
 
@@ -98,6 +99,22 @@ def test_a_loop_of_epochs_that_gives_other_things_than_their_numbers(tmp_path: P
     entered = enter_script(f"for epoch in epochs(3):\n{loop}", tmp_path)
     assert entered.head is not None
     assert target_of(entered.head) == "epoch"
+
+
+def test_what_only_the_code_between_two_epochs_changes(tmp_path: Path) -> None:
+    """After any other step a rank may be lost that has not run that code: nothing is missed."""
+    source = one_function(
+        "(b * rate * mean).backward()\noptimizer.step()\nshown += b\ntotal += b",
+        setup="optimizer = type('', (), {'step': print})()\nbest = rate = mean = total = 0\nlog = []",
+        head="shown = 0\nmean = epoch",
+        after="log.append(b)\nbest = max(best, b)\nrate = best",
+        end="print(best, total)",
+    )
+    names = enter_script(source, tmp_path).names
+    assert names is not None
+    late = {describe(one.place): one.at_end_of_epoch for one in names.found.values() if one.late or one.after_write}
+    late.pop("epoch")
+    assert late == {"best": True, "rate": True, "mean": True, "log": True, "shown": False, "total": False}
 
 
 LEFT = {

@@ -60,7 +60,7 @@ class Carried:
         self._undo = Undo(self._catalog)
         self.doubts = Doubts(self._catalog)
         self._keeper = Keeper(self._catalog, is_id)
-        self.moved = self._keeper.moved
+        self.moved, self.ends_epoch = self._keeper.moved, self._loop.ends_epoch
         self._adoption = Adoption(self._catalog)
         self.rank_values = RankValues(self._catalog)
         self._missed = False  # the first values are those at the entry of the first step
@@ -185,18 +185,20 @@ class Carried:
         self._spots.frames.forget()
 
     # --- the private state -----------------------------------------------------------------------------------
-    def capture(self, *, early: bool = False, compared: bool = False) -> Any:
+    def capture(self, *, early: bool = False, ends_epoch: bool = True, compared: bool = False) -> Any:
         """The values now, as a tree for `encode_tree`; empty: nothing is carried.
 
-        `early`: the block is not over. `compared`: they are those between two steps, and were just looked at. Raises
-        UsageError for a value that decides what a step computes and cannot be kept.
+        `early`: the block is not over. `ends_epoch`: code between two epochs may follow. `compared`: they are those
+        between two steps, and were just looked at. Raises UsageError for a value that decides what a step computes
+        and cannot be kept.
         """
         if not compared:
             self._spots.frames.forget()
             if self._in_step:
                 self._catalog.notice(between=False, early=early)
             self._catalog.follow_parts()
-        tree = self._keeper.capture(in_step=self._in_step and not compared, early=early, compared=compared)
+        in_step = self._in_step and not compared
+        tree = self._keeper.capture(in_step=in_step, early=early, ends_epoch=ends_epoch, compared=compared)
         self._spots.frames.forget()
         return tree
 

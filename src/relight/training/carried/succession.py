@@ -65,15 +65,17 @@ class Keeper:
         self._names = 0  # of objects, as of then
         self._of_rebound: dict[str, bool] = {}
         self._was_unsettled = False
+        self._ends_epoch = True  # the step in which they were written
         self._moved: list[str] = []  # what is only shown, and was seen to change after it was kept for the first time
 
-    def capture(self, *, in_step: bool, early: bool, compared: bool) -> Any:
+    def capture(self, *, in_step: bool, early: bool, ends_epoch: bool, compared: bool) -> Any:
         """The values now, as a tree. Empty: nothing is carried. `early`: the block of the step goes on after this.
 
-        `compared`: `is_due` has just looked at them.
+        `ends_epoch`: code between two epochs may follow. `compared`: `is_due` has just looked at them.
 
         Raises UsageError for a value that decides what a step computes and cannot be kept.
         """
+        self._ends_epoch = ends_epoch
         unset, lost = self._catalog.unset() if in_step and early else [], self._catalog.lost
         if not (self._kept or unset or lost):
             return {}
@@ -82,8 +84,9 @@ class Keeper:
         keys, names, of_calls = self._written_again(weigh, compared) or self._write_all(weigh)
         if not (keys or unset or lost):
             return {}
-        unsettled = [one.key for one in self._kept.values() if one.feeds and one.late] if in_step else []
-        lacking = [key for key in keys if in_step and self._kept[key].may_move_on(early=early)]
+        here = [one for one in self._kept.values() if in_step and (ends_epoch or not one.at_end_of_epoch)]
+        unsettled = [one.key for one in here if one.feeds and one.late]
+        lacking = [one.key for one in here if one.may_move_on(early=early) and one.key in {*keys}]
         lacking += unset
         self._was_unsettled = bool(unsettled or lacking)
         words = _words(tuple(unsettled), tuple(lacking), tuple(lost), self._catalog.loop.place)
@@ -98,9 +101,11 @@ class Keeper:
         found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
         for one in found:
             one.lasting = None
+            may_move = self._ends_epoch or not one.at_end_of_epoch
+            one.at_end_of_epoch &= self._ends_epoch
             if not (one.feeds or one.moves_on or one.is_put_in):
                 one.moves_on = True
-                self._moved += [] if one.late or one.after_write else [one.name]
+                self._moved += [] if may_move and (one.late or one.after_write) else [one.name]
             one.late |= one.seen and one.kept is not NEVER  # no code tells that it is changed there
         return self._was_unsettled or bool(found)
 

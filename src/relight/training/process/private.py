@@ -45,7 +45,7 @@ class PrivateState:
         `early`: the block goes on after this. `between`: it is kept again, after code between two steps, right after
         `is_due`.
         """
-        carried = self._carried.capture(early=early, compared=between)
+        carried = self._carried.capture(early=early, ends_epoch=self._carried.ends_epoch(version), compared=between)
         is_bare = self._batches.derivable and not (self._reports.has_private or self._state.rank_private.exists)
         if is_bare:
             tree = joined({**_BARE, "carried": carried})

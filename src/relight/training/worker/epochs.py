@@ -102,7 +102,7 @@ class EpochLoop:
     def _show_head(self, frame: FrameType) -> None:
         for here in source.user_frames(frame):
             self._head = source.Head(here.f_code, source.position_of(here))
-            self._parts.carried.show_epochs(self._head)
+            self._parts.carried.show_epochs(self._head, self._length)
             return
 
 

@@ -61,6 +61,7 @@ def with_epochs(whole: Iteration, frame: FrameType, epochs: Head) -> Iteration |
     return dataclasses.replace(
         whole,
         pieces=(*whole.pieces, *ends, head, *begins),
+        in_each_turn=len(whole.pieces),
         is_only_block=False,
         frames=whole.loop + outermost.up + 1,
         read_after=frozenset(read) | read_after(to_epochs),

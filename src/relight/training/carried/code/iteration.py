@@ -34,6 +34,7 @@ class Iteration:
     read_after: frozenset[str]  # names that the function with the loop reads after it
     loop: int = 0  # the number of the frame that holds the loop: 0 if `with step` stands in it
     frames: int = 1  # how many frames take part: those up to the one that holds the loop, or the loop of epochs
+    in_each_turn: int | None = None  # so many pieces; the others run between two epochs. None: all
     of_epoch: tuple[tuple[int, str], ...] = ()  # names of the epoch's number, each with the number of its frame
 
     @property

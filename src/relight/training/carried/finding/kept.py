@@ -43,6 +43,7 @@ class Kept:
     noticed: int = -1  # in this step, which not every process may have compared
     has_tensors: bool = False  # as it was looked at last
     after_write: bool = False  # written after the last step of an optimizer, where the barrier may stand before that
+    at_end_of_epoch: bool = False  # only between two epochs is it written after the block, or after that step
     moves_on: bool = False  # only shown, and known to change after it was kept at a barrier
     mark: Any = None  # when the step under way was asked for
     looked: Any = None  # when it was last looked at
@@ -75,6 +76,7 @@ class Kept:
         self.feeds |= part.feeds
         self.late |= part.late
         self.after_write |= part.after_write
+        self.at_end_of_epoch &= part.at_end_of_epoch
         self.is_left &= part.is_left
 
     def is_late(self, value: Any, homes: Homes) -> bool:

@@ -25,6 +25,7 @@ class Loop:
         self._held: list[Any] = []  # objects that functions with the block get in each turn
         self._iteration: Iteration | None = None
         self._epochs: Head | None = None  # of the loop of epochs around the loop, if there is one
+        self._length = 1
         self._code: CodeType | None = None  # of the function that holds the loop
         self._depth = 0  # so many frames lie between that and `with step`
         self._asked: list[tuple[FrameType, Position]] = []  # until it is found: frames that asked for a step, and where
@@ -64,9 +65,13 @@ class Loop:
         self._show(frames)
         return self._iteration, frames
 
-    def show_epochs(self, head: Head) -> None:
-        """The loop of steps stands in a loop of epochs, which has this head."""
-        self._epochs = head
+    def show_epochs(self, head: Head, length: int) -> None:
+        """The loop of steps stands in a loop of epochs, which has this head; `length`: steps in an epoch."""
+        self._epochs, self._length = head, length
+
+    def ends_epoch(self, version: int) -> bool:
+        """Return whether the step to this version is the last one of an epoch; also if there is no loop of epochs."""
+        return version % self._length == 0
 
     def set_epoch(self, frame: FrameType, number: int) -> None:
         """Give the variables of the epoch's number this one, to which a recovery leads; `frame` asks for a step."""

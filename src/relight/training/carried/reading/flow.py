@@ -89,6 +89,10 @@ class Flow:
         """Return whether a place is written after the last step of an optimizer, or may be."""
         return self._is_after_step(self._written_at.get(key, 0))
 
+    def written_after_write(self) -> set[Key]:
+        """Return places written after the last step of an optimizer, or after the block, as far as it was read."""
+        return {key for key in self._written_at if key in self.written_late or self.is_after_step(key)}
+
     def attributes_of_tensors(self) -> dict[str, bool]:
         """Attributes that are set on what may be tensors, and whether that is after the last step of an optimizer."""
         return {name: self._is_after_step(position) for name, position in self._set_on_tensors.items()}

@@ -39,6 +39,7 @@ class Found:
     feeds: bool  # it decides what a step computes; False: it is only accumulated, or shown
     late: bool  # it is written after the block
     after_write: bool = False  # it is written after the last call of an optimizer's `step`
+    at_end_of_epoch: bool = False  # only between two epochs is it written so late
     is_left: bool = False  # each step that reads it has written it before: only code after the loop may see it
     is_counted: bool = False  # by something around `training.steps()`: enumerate, zip
     made: Made | None = None  # a module, optimizer or scheduler that some step makes and keeps there
@@ -66,15 +67,8 @@ def is_of_a_call(place: Place, loop: int) -> bool:
 
 def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool]) -> Names:
     """Find the names that an iteration carries. `is_foreign`: whether an object's attributes are not the script's."""
-    flow = Flow()
-    scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
-    reading = Reading(flow, scopes, is_foreign, iteration.enters)
-    flow.late = iteration.begins_late
-    for index, piece in enumerate(iteration.pieces):
-        reading.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
-    flow.end_turn()
-    flow.hold_the_same()
-    flow.expose_members()
+    reading, in_each_turn = _read(iteration, frames, is_foreign)
+    flow = reading.flow
     feeding = flow.feeding()
 
     def is_local(place: Place) -> bool:
@@ -114,7 +108,10 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
             late, after_write = key in flow.written_late, flow.is_after_step(key)
             is_left, made = key not in flow.exposed, reading.making.kept_at(key)
-            names.found[key] = Found(place, file, line, key in feeding, late, after_write, is_left, is_counted, made)
+            at_end = in_each_turn is not None and key not in in_each_turn
+            names.found[key] = Found(
+                place, file, line, key in feeding, late, after_write, at_end, is_left, is_counted, made
+            )
             continue
         if not is_foreign(value):
             names.dead.add(place)
@@ -123,6 +120,25 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     made_anew = {place[0] for place in names.dead if len(place) == 1 and place[0][2] not in read_after}
     names.shown_after = [describe(place) for place in shown_after if place[0] not in made_anew]
     return names
+
+
+def _read(
+    iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool]
+) -> tuple[Reading, set[Key] | None]:
+    """Read an iteration. Returns also what each turn may write after the barrier; None: there are no epochs."""
+    flow = Flow()
+    scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
+    reading = Reading(flow, scopes, is_foreign, iteration.enters)
+    flow.late = iteration.begins_late
+    in_each_turn: set[Key] | None = None
+    for index, piece in enumerate(iteration.pieces):
+        if index == iteration.in_each_turn:
+            in_each_turn = flow.written_after_write()
+        reading.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
+    flow.end_turn()
+    flow.hold_the_same()
+    flow.expose_members()
+    return reading, in_each_turn
 
 
 def _read_by_functions(code: CodeType) -> set[str]:
