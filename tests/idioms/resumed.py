@@ -1,23 +1,32 @@
 """Scripts of the library that end in the middle and are started again, from a checkpoint.
 
-    python -m tests.idioms.resumed [NAME ...] [--every K]
+    python -m tests.idioms.resumed [NAME ...] [--every K] [--times N] [--kills] [--more-steps]
 
 Each script gets a `training.checkpoint(...)` after its `relight.Training(...)`. Its job is killed as a whole once a
-checkpoint is there, and started again; its end is compared with that of an undisturbed job.
+checkpoint is there, and started again (`--times`: so often); its end is compared with that of an undisturbed job.
+`--kills`: one rank is lost in the first steps of the last start. `--more-steps`: instead of being killed, the first job
+is asked for fewer steps, and comes to its end.
 """
 
 import argparse
 import ast
+import random
+import re
 import sys
 import tempfile
 from pathlib import Path
 
 from relight.training.checkpoint.files import published
 from tests.idioms import library
-from tests.idioms.trial import run_again_after_kill, undisturbed
+from tests.idioms.trial import kill_when, run_variant, undisturbed
 from tests.idioms.verdict import Verdict, judge
 
-_AT_LEAST = 2  # steps that the job has taken when it is killed
+_AT_LEAST = 2  # steps that a job takes before it is killed
+_PLACES = (
+    *(f"in {point}" for point in ("FORWARD", "BACKWARD", "BARRIER", "OPTIMIZER", "AFTER_WRITE", "AFTER_STEP")),
+    "between steps",
+)
+_UNTIL = re.compile(r"(\.steps\(until=|\.epochs\()(\d+)")
 
 
 def main() -> int:
@@ -25,30 +34,72 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--every", type=int, default=3, help="steps from one checkpoint to the next")
+    parser.add_argument("--times", type=int, default=1, help="how often the job is killed and started again")
+    parser.add_argument("--kills", action="store_true", help="kill a rank soon after the last start")
+    parser.add_argument("--more-steps", action="store_true", help="ask the first job for half of the steps or epochs")
     options = parser.parse_args()
     failed = 0
     for name in [library.path_of(name).stem for name in options.names] or library.names():
-        verdict, words = examine(name, options.every)
+        verdict, words = examine(
+            name, options.every, times=options.times, kills=options.kills, more_steps=options.more_steps
+        )
         failed += verdict is not None and verdict.is_failure
         print(f"{name}: {verdict.value if verdict else 'no trial'} {words[:300]}", flush=True)
     return min(100, failed)
 
 
-def examine(name: str, every: int) -> tuple[Verdict | None, str]:
+def examine(
+    name: str, every: int, *, times: int = 1, kills: bool = False, more_steps: bool = False
+) -> tuple[Verdict | None, str]:
     """Judge the end of a job that was started again. None: there was nothing to start again from."""
     with tempfile.TemporaryDirectory(prefix="resumed-") as directory:
         root, path = Path(directory) / "checkpoints", Path(directory) / f"{name}.py"
         text = with_checkpoints(library.path_of(name).read_text(), root, every)
         if text is None:
             return None, "it makes no training that is bound to a name, or writes checkpoints itself"
-        path.write_text(text)
         expected = undisturbed(name)
         if expected.status or expected.usage:
             return None, "it is refused, or fails by itself"
-        again = run_again_after_kill(name, path, lambda: max(published(root), default=0) >= _AT_LEAST)
-        if again is None:
-            return None, "it ended before it was killed"
-        return judge(again, expected.digests)
+        why = _end_early(name, path, text, root) if more_steps else _kill(name, path, text, root, times)
+        if why:
+            return None, why
+        faults = faults_after(name, _newest(root)) if kills else []
+        path.write_text(text)
+        verdict, words = judge(run_variant(name, path, faults), expected.digests)
+        return verdict, "; ".join(filter(None, (*faults, words)))
+
+
+def faults_after(name: str, step: int) -> list[str]:
+    """Return the loss of one rank in this step, or the next one."""
+    draw = random.Random(f"{name}/{step}/resumed")
+    place, step = draw.choice(_PLACES), step + draw.randrange(2)
+    rank = draw.randrange(library.ranks_of(name))
+    return [f"kill rank {rank} {place} {'at' if place == 'between steps' else 'of'} step {step}"]
+
+
+def _kill(name: str, path: Path, text: str, root: Path, times: int) -> str:
+    """Start the job so often, and kill it each time once it has a new checkpoint. Returns why that was not possible."""
+    path.write_text(text)
+    for _ in range(times):
+        least = _newest(root) + _AT_LEAST
+        if not kill_when(name, path, lambda: _newest(root) >= least):  # noqa: B023
+            return "it ended before it was killed"
+    return ""
+
+
+def _end_early(name: str, path: Path, text: str, root: Path) -> str:
+    """Run a job of half as many steps. Returns why that was not possible."""
+    fewer = _UNTIL.sub(lambda found: f"{found[1]}{(int(found[2]) + 1) // 2}", text)
+    if fewer == text:
+        return "it says its number of steps elsewhere"
+    path.write_text(fewer)
+    if run_variant(name, path).status:
+        return "it fails with fewer steps"
+    return "" if published(root) else "it wrote no checkpoint"
+
+
+def _newest(root: Path) -> int:
+    return max(published(root), default=0)
 
 
 def with_checkpoints(source: str, root: Path, every: int) -> str | None:

@@ -31,6 +31,12 @@ def test_a_job_that_is_started_again_ends_as_if_it_had_never_ended(name: str) ->
     assert verdict is VERDICTS[name], words
 
 
+@pytest.mark.parametrize("name", ["scale_after_block"])
+def test_a_job_that_gets_more_steps_goes_on_after_the_code_that_followed_the_last_one(name: str) -> None:
+    verdict, words = examine(name, every=3, more_steps=True)
+    assert (verdict, words) == (Verdict.EQUAL, "")
+
+
 def test_a_job_that_gets_more_epochs_is_told_what_its_checkpoint_lacks(tmp_path: Path) -> None:
     """The last checkpoint is written before the code that follows the last epoch's steps: a scheduler's step."""
     source = with_checkpoints(path_of("epochs_of_function").read_text(), tmp_path / "checkpoints", 4)

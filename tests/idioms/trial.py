@@ -101,16 +101,13 @@ def killed_at_random(name: str, seed: int, strikes: int = STRIKES, keep: Path | 
     return _run(name, slow, keep, partial(_kill_at_random, draw=draw, strikes=strikes), planned=strikes)
 
 
-def run_variant(name: str, path: Path) -> Ending:
-    """Run a variant, at this path, of the script with this name, undisturbed."""
-    return _run(name, [], None, path=path)
+def run_variant(name: str, path: Path, faults: Sequence[str] = ()) -> Ending:
+    """Run a variant, at this path, of the script with this name, with planned faults."""
+    return _run(name, faults, None, path=path, planned=len(faults))
 
 
-def run_again_after_kill(name: str, path: Path, is_due: Callable[[], bool]) -> Ending | None:
-    """Run a script, kill all of its job once that is due, and run it again. None: it ended before.
-
-    `path`: of the script, a variant of the one with this name.
-    """
+def kill_when(name: str, path: Path, is_due: Callable[[], bool]) -> bool:
+    """Run a variant, at this path, of a script, and kill all of its job once that is due. False: it ended before."""
     slow = [f"slow rank 0 in FORWARD of step {step}" for step in _SLOWED_STEPS]
     training = Training(ranks=ranks_of(name), steps=0, program=str(path))
     with (
@@ -120,9 +117,9 @@ def run_again_after_kill(name: str, path: Path, is_due: Callable[[], bool]) -> E
         with contextlib.suppress(AssertionError):  # it has ended
             job.wait_until(is_due, "it is to be killed")
         if not is_due() or not job.workers():
-            return None
+            return False
         job.kill()
-    return run_variant(name, path)
+    return True
 
 
 def _run(

@@ -221,6 +221,8 @@ class Membership:
         if act.Release() in actions:
             parts.publishing.finish()
             parts.scalars.finish(LOGGERS_SECONDS)
+            if parts.checkpointing.every and parts.private.is_due(worker.version):
+                parts.private.keep(worker.version, between=True)  # as the code after the last block has left it
             parts.checkpointing.finish()
             runtime.protection.started = False
             self._is_released = True
