@@ -50,6 +50,10 @@ SHAPES = {
         one_function("(b * rate).backward()", head="rate = epoch * 2 #w"),
         "rate",
     ),
+    "rates by hand, after each epoch": (
+        one_function("b.backward()", setup="groups = [{'lr': 1}]", after="for g in groups:\n g['lr'] *= 0.9 #w"),
+        "~groups",
+    ),
     "a function's own sum": (two_functions("total += b #w\nb.backward()", head="total = 0"), "~total"),
     "a list that a function is given": (
         two_functions("seen.append(b) #w\nb.backward()", setup="log = []", given="log", parameters="seen"),

@@ -11,7 +11,8 @@ from types import FrameType
 from typing import NamedTuple
 
 from relight.training.carried.code import source
-from relight.training.carried.code.iteration import Iteration, Piece, preceding, read_after, read_in
+from relight.training.carried.code.iteration import Iteration, Piece, preceding, read_after
+from relight.training.carried.code.needed import needed_by, read_in
 from relight.training.carried.code.source import Head, Way
 
 
@@ -49,7 +50,7 @@ def with_epochs(whole: Iteration, frame: FrameType, epochs: Head) -> Iteration |
         last = _last(inner)  # the loop of steps, or a call that has returned
         ended = [last] if index else list(getattr(last, "orelse", []))
         ended += [one for body, at in reversed(inner) for one in body[at + 1 :]]
-        read |= set[str]().union(*map(read_in, ended))
+        read |= needed_by(ended)
         ends.append(Piece(number, _in_some_turns(ended)))
         if index:
             called = levels[index - 1]

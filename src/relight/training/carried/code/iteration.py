@@ -9,6 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from relight.training.carried.code import source
+from relight.training.carried.code.needed import needed_by
 from relight.training.carried.code.source import Position, Way
 
 
@@ -31,7 +32,7 @@ class Iteration:
     computes_above: bool  # code stands between the loop's head and `with step`
     is_only_block: bool  # the loop's body is `with step` and nothing else
     counted: frozenset[str]  # names that the loop itself sets, beside the step
-    read_after: frozenset[str]  # names that the function with the loop reads after it
+    read_after: frozenset[str]  # names that code after the loop, in its function, needs from it
     loop: int = 0  # the number of the frame that holds the loop: 0 if `with step` stands in it
     frames: int = 1  # how many frames take part: those up to the one that holds the loop, or the loop of epochs
     in_each_turn: int | None = None  # so many pieces; the others run between two epochs. None: all
@@ -195,20 +196,8 @@ def _counted(loop: ast.stmt, block: ast.With) -> frozenset[str]:
 
 
 def read_after(way: Way) -> frozenset[str]:
-    """Names that are read after the last statement of this way, in the same function."""
-    return frozenset().union(*(read_in(statement) for body, at in way for statement in body[at + 1 :]))
-
-
-def read_in(node: ast.AST) -> set[str]:
-    """Names that this code reads, without the variables of its comprehensions."""
-    if isinstance(node, ast.Name):
-        return {node.id} if isinstance(node.ctx, ast.Load) else set()
-    found = set[str]().union(*map(read_in, ast.iter_child_nodes(node)))
-    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-        targets = (one for each in node.generators for one in ast.walk(each.target))
-        found -= {one.id for one in targets if isinstance(one, ast.Name)}
-        found |= read_in(node.generators[0].iter)  # the first one is read outside
-    return found
+    """Names that code after the last statement of this way needs from before, in the same function."""
+    return frozenset().union(*(needed_by(body[at + 1 :]) for body, at in way))
 
 
 def _leaves(node: ast.AST) -> bool:
