@@ -528,6 +528,23 @@ def test_only_what_changes_after_the_block_is_doubted() -> None:
         assert "mean" not in doubt
 
 
+@pytest.mark.parametrize("late", [99, 6])
+def test_what_was_seen_to_change_at_ends_of_epochs_is_doubted_there(late: int) -> None:
+    """Epochs of two steps; a change in another step is told once, and expected from then on."""
+    after = f"if step.number % 2 or step.number == {late}:\n exec('t.mean += 1')"
+    loop = Loop(until=10)
+    unsettled: dict[int, bool] = {}
+
+    def keep(version: int) -> None:
+        tree = _through_memory(loop.carried.capture(ends_epoch=version % 2 == 0))
+        unsettled.setdefault(version, bool(tree and tree["unsettled"]))
+
+    loop.keep = keep  # type: ignore[method-assign]
+    run(function("t = Trainer()", "x = t.mean + b", "t.mean", setup=TRAINER, after=after), loop)
+    assert [version for version in unsettled if unsettled[version]] == [4, 6, 8, *([9] if late == 6 else []), 10]
+    assert ("t.mean" in loop.moved) == (late == 6)
+
+
 def test_says_what_a_replacement_may_lack() -> None:
     source = function("seen, x = [], 0", "x = x + b", "x, seen", after="if step.committed:\n seen.append(x)")
     loop = Loop()

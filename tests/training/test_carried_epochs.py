@@ -3,13 +3,17 @@
 Each line that writes one of them first is marked `#w`.
 """
 
+import sys
 from pathlib import Path
 from textwrap import indent
+from types import FrameType
 
 import pytest
 
 from relight.training.carried.code.refs import describe
 from relight.training.carried.code.source import target_of
+from relight.training.carried.finding.loop import Loop
+from relight.training.carried.finding.places import Frames
 from tests.training.carried_shapes import enter_script, shown
 
 
@@ -119,6 +123,22 @@ def test_what_only_the_code_between_two_epochs_changes(tmp_path: Path) -> None:
     late = {describe(one.place): one.at_end_of_epoch for one in names.found.values() if one.late or one.after_write}
     late.pop("epoch")
     assert late == {"best": True, "rate": True, "mean": True, "log": True, "shown": False, "total": False}
+
+
+def test_an_object_with_one_name_in_both_functions() -> None:
+    """`self` of a method: values are compared as the function with the loop of steps has it."""
+
+    def train(self: object, other: int) -> FrameType:
+        return sys._getframe()
+
+    def fit(self: object, other: str) -> list[FrameType]:
+        return [train(self, 1), sys._getframe()]
+
+    loop, attribute = Loop(), ("attribute", "best", "")
+    loop.spots.frames = Frames(fit(object(), ""))
+    assert loop.lasting((("frame", "1", "self"), attribute)) == (("frame", "0", "self"), attribute)
+    assert loop.lasting((("frame", "1", "other"), attribute)) == (("frame", "1", "other"), attribute)
+    assert loop.lasting((("frame", "1", "self"),)) == (("frame", "1", "self"),)
 
 
 LEFT = {

@@ -66,7 +66,7 @@ class Keeper:
         self._of_rebound: dict[str, bool] = {}
         self._was_unsettled = False
         self._ends_epoch = True  # the step in which they were written
-        self._moved: list[str] = []  # what is only shown, and was seen to change after it was kept for the first time
+        self._moved: list[str] = []  # what was seen to change after it was kept, where that was not expected
 
     def capture(self, *, in_step: bool, early: bool, ends_epoch: bool, compared: bool) -> Any:
         """The values now, as a tree. Empty: nothing is carried. `early`: the block of the step goes on after this.
@@ -97,15 +97,20 @@ class Keeper:
         if not self._kept:
             return False
         if not self._captures:
+            for one in self._kept.values():
+                one.at_end_of_epoch |= one.seen and self._ends_epoch
             return True
         found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
         for one in found:
             one.lasting = None
             may_move = self._ends_epoch or not one.at_end_of_epoch
-            one.at_end_of_epoch &= self._ends_epoch
+            is_new = one.seen and (not one.late or one.kept is NEVER)  # it was not seen to change there before
+            one.at_end_of_epoch = self._ends_epoch and (is_new or one.at_end_of_epoch)
             if not (one.feeds or one.moves_on or one.is_put_in):
                 one.moves_on = True
                 self._moved += [] if may_move and (one.late or one.after_write) else [one.name]
+            elif not may_move:
+                self._moved.append(one.name)
             one.late |= one.seen and one.kept is not NEVER  # no code tells that it is changed there
         return self._was_unsettled or bool(found)
 

@@ -140,13 +140,22 @@ class Loop:
     def lasting(self, place: Place) -> Place:
         """Return the place as it is in the next turn: functions that are called anew get the same objects."""
         if not is_of_a_call(place, self._depth):
-            return place
+            return self._in_loop(place)
         (_, number, name), *rest = place
         value = self.spots.frames.read(int(number)).get(name)
         if not any(held is value for held in self._held):
             self._held.append(value)
         index = next(index for index, held in enumerate(self._held) if held is value)
         return (("held", str(index), name), *rest)
+
+    def _in_loop(self, place: Place) -> Place:
+        """Return a part of an object that the function with the loop got under the same name as it has there."""
+        (kind, number, name), *rest = place
+        if kind == "frame" and rest and int(number) > self._depth:
+            frames, missing = self.spots.frames, object()
+            if frames.read(self._depth).get(name, missing) is frames.read(int(number)).get(name):
+                return ((kind, str(self._depth), name), *rest)
+        return place
 
     def _show(self, frames: Sequence[FrameType | None]) -> None:
         self.spots.frames = Frames(frames, self.declared, self._held)
