@@ -41,7 +41,7 @@ class Undo:
         self._catalog.notice(between=False)
         self._catalog.unrepeatable.roll_back()
         self.put_back()
-        lasting = [(one.key, one.mark) for one in self._kept.values() if not self._is_undone(one)]
+        lasting = [(one.key, one.mark) for one in self._kept.values() if not (one.is_of_data or self._is_undone(one))]
         lasting += self._put_back_left_out()
         self._spots.frames.forget()
         # One name of each value; a plain one is its own mark.
@@ -54,7 +54,7 @@ class Undo:
         self._catalog.follow_parts()
         for one in self._kept.values():
             now = one.spot.get()
-            if changed(one.mark, now):
+            if not one.is_of_data and changed(one.mark, now):
                 value = put_back(one.mark)
                 if value is not now:
                     one.spot.set(value)

@@ -109,9 +109,8 @@ class Catalog:
         name, key = describe(place), key_of(place)
         if key in self.kept or key in self.left_out:
             return self.kept.get(key)
-        if self.is_ignored(name) or self._spots.is_kept_otherwise(place):
-            return None
-        if (spot := self._spots.find(place)) is None:
+        is_not_wanted = self.is_ignored(name) or self._spots.is_kept_otherwise(place)
+        if is_not_wanted or (spot := self._spots.find(place)) is None:
             return None
         one, value = Kept(key, name, where, spot, feeds, late, is_left, seen=seen, after_write=after_write), spot.get()
         if value is not MISSING:
@@ -120,6 +119,7 @@ class Catalog:
                 return None
             if self.is_of_data(value):
                 return None
+        one.is_of_data = holder_in_data(place, self._spots, self.is_of_data) is not None
         _put(one, place, self.kept, self._spots)
         self.homes.add(key, value if mark is NEVER else mark)
         return one
@@ -285,6 +285,15 @@ class Catalog:
                 f"{one.shown}: steps go through a set, in an order that another process cannot repeat. Go through "
                 "sorted(...), or use a dict"
             )
+
+
+def holder_in_data(place: Place, spots: Spots, is_of_data: Callable[[Any], bool]) -> Place | None:
+    """Return the first object on the way to a place that the data holds, if there is one."""
+    for length in range(1, len(place)):
+        spot = spots.find(place[:length])
+        if spot is not None and spot.get() is not MISSING and is_of_data(spot.get()):
+            return place[:length]
+    return None
 
 
 def _put(one: Kept, place: Place, kept: dict[str, Kept], spots: Spots) -> None:

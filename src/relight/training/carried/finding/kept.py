@@ -44,6 +44,7 @@ class Kept:
     has_tensors: bool = False  # as it was looked at last
     after_write: bool = False  # written after the last step of an optimizer, where the barrier may stand before that
     at_end_of_epoch: bool = False  # only between two epochs is it written after the block, or after that step
+    is_of_data: bool = False  # the data goes back by itself, or stays where it was read: nothing undoes it here
     moves_on: bool = False  # only shown, and known to change after it was kept at a barrier
     mark: Any = None  # when the step under way was asked for
     looked: Any = None  # when it was last looked at

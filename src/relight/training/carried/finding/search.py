@@ -12,7 +12,7 @@ from relight.training.carried.code.iteration import Iteration
 from relight.training.carried.code.refs import Place, describe, is_iterator
 from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
-from relight.training.carried.finding.catalog import Catalog
+from relight.training.carried.finding.catalog import Catalog, holder_in_data
 from relight.training.carried.finding.places import key_of
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.reading.hooks import made_in
@@ -117,7 +117,7 @@ class Search:
 
     def _keep_found(self, found: Found, iteration: Iteration) -> None:
         where = f"{short(found.file)}:{found.line}"
-        if (holder := self._of_data(found.place)) is not None:
+        if (holder := holder_in_data(found.place, self._spots, self._catalog.is_of_data)) is not None:
             self._refuse_of_data(found, where, holder)
             return
         lasting, catalog = self._loop.lasting(found.place), self._catalog
@@ -146,14 +146,6 @@ class Search:
             raise refusals.of_module(one, value, is_part=is_part(catalog.parts, value))
         elif one.feeds and is_fixed(value) and len(found.place) == 1 and iteration.makes_anew(one.name, value):
             raise refusals.of_function(one)
-
-    def _of_data(self, place: Place) -> Place | None:
-        """The first object on the way to a place that the data holds, if there is one."""
-        for length in range(1, len(place)):
-            spot = self._spots.find(place[:length])
-            if spot is not None and spot.get() is not MISSING and self._catalog.is_of_data(spot.get()):
-                return place[:length]
-        return None
 
     def _refuse_of_data(self, found: Found, where: str, holder: Place) -> None:
         """Refuse what data is read by, or what a step depends on. Plain values of other objects the data keeps."""
