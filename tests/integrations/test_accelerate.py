@@ -12,9 +12,12 @@ from relight.errors import UsageError
 
 pytest.importorskip("accelerate", exc_type=ImportError)
 
+from accelerate import Accelerator
 from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+from accelerate.utils import GradientAccumulationPlugin
 
 from relight.integrations.accelerate import UpdateSampler, update_loader
+from relight.training.state.digest import edits_of
 
 ITEMS = 22
 
@@ -137,3 +140,66 @@ def test_a_plain_batch_sampler_has_one_rank() -> None:
     sampler.rank = 1
     assert sampler.rank == 0
     assert len(sampler) == ITEMS // 2
+
+
+def accumulating(**settings: Any) -> Accelerator:
+    return Accelerator(cpu=True, gradient_accumulation_plugin=GradientAccumulationPlugin(**settings))
+
+
+def groups_of(accumulate: int) -> list[Any]:
+    """Six micro-batches of a rank, in groups."""
+    return list(update_loader(DataLoader(torch.arange(ITEMS), batch_sampler=shard(0)), accumulate))  # type: ignore[arg-type]
+
+
+def synced(accelerator: Accelerator, group: Any, most: int = 99) -> list[bool]:
+    """Return for each micro-batch whether accelerate synchronizes gradients; the loop is left after `most`."""
+    found = []
+    for _ in itertools.islice(group, most):
+        with accelerator.accumulate():
+            found.append(accelerator.sync_gradients)
+    return found
+
+
+@pytest.mark.parametrize(("steps", "accumulate"), [(1, 4), (2, 4), (4, 4)])
+def test_a_step_ends_with_synchronized_gradients(steps: int, accumulate: int) -> None:
+    accelerator = accumulating(num_steps=steps)
+    every = [(number + 1) % steps == 0 for number in range(accumulate)]
+    for _ in range(2):
+        assert [synced(accelerator, group) for group in groups_of(accumulate)] == [every, [*every[:1], True]]
+    assert not accelerator.gradient_state.in_dataloader
+
+
+def test_an_interrupted_step_is_counted_anew() -> None:
+    accelerator = accumulating(num_steps=4)
+    group = groups_of(4)[0]
+    kept = iter(group)
+    assert synced(accelerator, kept, 3) == [False] * 3
+    assert synced(accelerator, group) == [False, False, False, True]
+    assert kept is not None  # what was interrupted is still there
+
+
+def test_refuses_steps_that_end_with_waiting_gradients() -> None:
+    accumulating(num_steps=3)
+    with pytest.raises(UsageError, match="gradient_accumulation_steps=3"):
+        groups_of(4)
+    accumulating(num_steps=4, sync_with_dataloader=False)
+    with pytest.raises(UsageError, match="the last 2 micro-batches of an epoch wait"):
+        groups_of(4)
+    accumulating(num_steps=1)
+
+
+def test_worker_processes_give_groups_that_accelerate_counts() -> None:
+    accelerator = accumulating(num_steps=2)
+    loader: DataLoader[int] = DataLoader(torch.arange(ITEMS), batch_sampler=shard(0), num_workers=1)  # type: ignore[arg-type]
+    groups = list(update_loader(loader, 2))
+    assert [synced(accelerator, group) for group in groups] == [[False, True]] * 3
+    assert [each.tolist() for each in groups[0]] == [[0, 1], [4, 5]]
+    accumulating(num_steps=1)
+
+
+def test_a_changed_micro_batch_is_drawn_again() -> None:
+    group = groups_of(4)[0]
+    before = edits_of(group)
+    assert edits_of(group) == before
+    group[3].add_(1)
+    assert edits_of(group) != before

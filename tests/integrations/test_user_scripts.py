@@ -65,7 +65,7 @@ AS_ALONE = {
 ALONE_DIFFERS = {
     "trainers.py": ("glue", "workers", "seq2seq", "module_state", "unnamed", "unnamed_functions"),
     "modules.py": ("teacher", "weighted", "samplers", "batch_sampler"),
-    "accelerated.py": ("plain", "saves", "bf16"),
+    "accelerated.py": ("plain", "saves", "bf16", "accumulates"),
     "accelerated_pair.py": ("tracked", "bf16", "saves"),
     "preferences.py": ("dpo", "kto", "reward", "adalora"),
 }
@@ -81,7 +81,7 @@ REFUSED = {
     ("modules.py", "swa"): "use WeightAveraging",
     ("trainers.py", "curriculum_of_workers"): "with workers of the loader: the workers have copies of it",
     ("modules.py", "manual"): "gradients carried from step to step are lost with a failure",
-    ("accelerated.py", "prepared"): "gradients carried from step to step are lost with a failure",
+    ("accelerated.py", "prepared"): "accelerator.accumulate() counts micro-batches from step to step",
 }
 SCRIPTS = [
     (program, kind, alone)

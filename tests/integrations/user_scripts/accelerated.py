@@ -68,7 +68,7 @@ accelerator = Accelerator(
 )
 model = Net()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-train_loader = DataLoader(rows(90, 0), batch_size=4, shuffle=True)
+train_loader = DataLoader(rows(70 if kind == "accumulates" else 90, 0), batch_size=4, shuffle=True)
 eval_loader = DataLoader(rows(22, 1), batch_size=4, shuffle=True)
 model, optimizer, train_loader, eval_loader = accelerator.prepare(model, optimizer, train_loader, eval_loader)
 updates = math.ceil(len(train_loader) / ACCUMULATE)
@@ -94,6 +94,27 @@ if kind == "prepared":
                 optimizer.zero_grad()
             total += float(loss)
     found.append(evaluate(accelerator, model, eval_loader))
+elif kind == "accumulates":
+    # As in accelerate's examples: it counts micro-batches, of which an epoch's last step has one.
+    assert len(train_loader) % ACCUMULATE
+    training = relight.Training(
+        model=model, optimizer=optimizer, scheduler=scheduler, data=update_loader(train_loader, ACCUMULATE)
+    )
+    for step in training.steps(until=EPOCHS * updates):
+        with step as batches:
+            follow_rank()
+            if step.number and step.number % 5 == 0:
+                found.append(evaluate(accelerator, model, eval_loader))
+            for x, y in batches:
+                with accelerator.accumulate(model):
+                    loss = nn.functional.cross_entropy(model(x), y)
+                    accelerator.backward(loss)
+                    total += float(loss)
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
 else:
     training = relight.Training(
         model=model, optimizer=optimizer, scheduler=scheduler, data=update_loader(train_loader, ACCUMULATE)

@@ -70,6 +70,10 @@ class Batches:
 
     def holds(self, thing: Any) -> bool:
         """Return whether it belongs to the data: a generator of a DataLoader, a sampler of the script's own."""
+        # Those that an integration's sampler sets where an epoch begins, as it says.
+        put_by_sampler = getattr(getattr(self._data, "batch_sampler", None), "generators", ())
+        if any(thing is each for each in put_by_sampler):
+            return True
         return self._reach is not None and self._reach.holds(thing)
 
     def rehearse(self, rank: int) -> Any:

@@ -54,7 +54,9 @@ class Watch:
             raise UsageError(
                 f"{self.seen}. Hand the DataLoader over, relight.Training(data=loader), and take the batch from `with "
                 "step as batch`; several as data=(loader, other) or data={'labelled': loader, 'unlabelled': other}. To "
-                "evaluate, make the iterator in the step that reads it (`for batch in loader`)"
+                "evaluate, make the iterator in the step that reads it (`for batch in loader`). Where a framework's "
+                "Trainer has the loop: let one dataset give both, or read items of the other one by an index that is "
+                "made of the number of the step (state.global_step, trainer.global_step)"
             )
 
 

@@ -8,6 +8,7 @@ once, in a job's second step, while little is lost. A failure that comes first p
 import sys
 import threading
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -119,7 +120,11 @@ def _has_threads_of_script() -> bool:
     """Return whether a thread other than the main one runs code of the script."""
     frames = sys._current_frames()
     frames.pop(threading.main_thread().ident or 0, None)
-    return any(True for frame in frames.values() for _ in user_frames(frame))
+    return any(map(_runs_script, frames.values()))
+
+
+def _runs_script(frame: FrameType) -> bool:
+    return next(iter(user_frames(frame)), None) is not None
 
 
 def _of_device() -> str:
