@@ -12,7 +12,8 @@ from tests.idioms.verdict import Verdict
 LACKS = "it lacks what the code after the steps of that job's last epoch has changed"
 
 # Counters in closures and a history; the best weights, in a loop of epochs; the number of an epoch, given on twice; a
-# setting of torch; the order of an optimizer's state; counts of what was read; what no checkpoint has: a queue, a hook.
+# setting of torch; the order of an optimizer's state; counts of what was read; averages of shards; what no checkpoint
+# has: a queue, a hook.
 VERDICTS = {
     "closure_counters": Verdict.EQUAL,
     "epochs_of_function": Verdict.EQUAL,
@@ -21,6 +22,7 @@ VERDICTS = {
     "sum_over_state": Verdict.EQUAL,
     "counting_sampler": Verdict.EQUAL,
     "counting_from_rank": Verdict.EQUAL,
+    "hsdp_ema_policy": Verdict.EQUAL,
     "scales_in_queue": Verdict.TOLD,
     "hook_for_good": Verdict.TOLD,
 }

@@ -101,6 +101,8 @@ class CheckpointReader:
         pieces = []
         for number, piece in enumerate(part.pieces):
             parameter = like.get(number)
+            if parameter is None and piece.spec.shape != piece.whole:
+                raise CheckpointError(f"{piece.path} is a DTensor of an object, which can only go on divided as it was")
             if parameter is None or tuple(parameter.shape) != piece.whole:
                 offset, shape = (0,) * len(piece.whole), piece.whole
             else:

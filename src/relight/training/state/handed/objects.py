@@ -1,6 +1,7 @@
 """The `state_dict` of other objects than modules and optimizers, as trees that can be copied to another process.
 
-A DTensor in one (an average of sharded parameters) travels as the part of this rank, with how it is divided.
+A DTensor in one (an average of sharded parameters) travels as the part of this rank, with how it is divided. In a tree
+it stands whole: a checkpoint needs to know which part of it this is.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +11,6 @@ from relight.training.state.handed.handed import Handed
 from relight.training.state.handed.schedulers import own_state_dict
 from relight.training.torch_private.distributed.divided import describe_division, make_divided
 from relight.training.torch_private.distributed.mesh import is_distributed
-from relight.transfer.io.codec import local_part
 
 _DIVIDED, _PART = "\x01divided", "\x01part"
 
@@ -33,7 +33,7 @@ def load(objects: Mapping[str, Any], trees: Mapping[str, Any], handed: Handed) -
 
 
 def _described(tensor: Any) -> dict[str, Any]:
-    return {_DIVIDED: describe_division(tensor), _PART: local_part(tensor)}
+    return {_DIVIDED: describe_division(tensor), _PART: tensor}
 
 
 def _each(tree: Any, is_meant: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
