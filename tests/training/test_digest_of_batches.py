@@ -71,6 +71,9 @@ MAKERS: dict[str, Callable[[int], Any]] = {
     "namespace": lambda seed: types.SimpleNamespace(x=values(seed, 3)),
     "array": lambda seed: np.arange(6.0) + seed,
     "records": lambda seed: np.array([(seed, 1.5)], dtype=[("a", "i4"), ("b", "f8")]),
+    "times": lambda seed: np.array([f"2020-01-0{seed}"], dtype="datetime64[D]"),
+    "array of two axes, turned": lambda seed: np.arange(6.0).reshape(2, 3).T + seed,
+    "empty array": lambda seed: [np.zeros((0, 3)), seed],
     "array of objects": lambda seed: np.array([values(seed, 2), "text"], dtype=object),
     "NumPy's number": lambda seed: [np.float32(seed)],
     "bytes": lambda seed: [bytes([seed, 7])],
@@ -103,6 +106,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "put in": lambda batch: batch.update(z=1),
     "number": lambda batch: batch.update(n=batch["n"] + 1),
     "end of an array": lambda batch: batch["a"].__setitem__(-1, 7.0),
+    "byte": lambda batch: batch["b"].__setitem__(0, 3),
     "item of a list": lambda batch: batch["l"].append(batch["x"]),
     "attribute of an object": lambda batch: setattr(batch["o"], "value", batch["x"] * 2),
     "in an object, in place": lambda batch: batch["o"].value.add_(1),
@@ -112,7 +116,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("kind", [dict, Encoding])
 @pytest.mark.parametrize("name", [*CHANGES, "nothing"])
 def test_changes_of_a_batch_are_seen(name: str, kind: type[Any]) -> None:
-    given = {"x": values(1, 4, 3), "n": 1, "a": np.zeros(2000), "l": [1], "o": Slotless(values(2, 3))}
+    given = {"x": values(1, 4, 3), "n": 1, "a": np.zeros(2000), "b": bytearray(4), "l": [1]}
+    given["o"] = Slotless(values(2, 3))
     batch = kind(given)
     before = edits_of(batch)
     CHANGES.get(name, lambda _batch: None)(batch)

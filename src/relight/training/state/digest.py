@@ -64,10 +64,13 @@ def edits_of(batch: Any) -> list[tuple[Any, Any]]:
         value = queue.popleft()
         if isinstance(value, torch.Tensor):
             found.append((_Same(value), -1 if value.is_inference() else version_of(value)))
-        elif isinstance(value, (*_PLAIN, *_NUMBERS, bytes, bytearray)):
-            found.append((type(value), repr(value)))
-        elif isinstance(value, _ARRAYS) and value.dtype.kind != "O":
-            found.append((value.shape, xxhash.xxh3_64_intdigest(numpy.ascontiguousarray(value).data)))
+        elif isinstance(value, (*_PLAIN, *_NUMBERS, bytes)):
+            found.append((type(value), value))
+        elif isinstance(value, bytearray):
+            found.append((_Same(value), bytes(value)))
+        elif isinstance(value, _ARRAYS) and not value.dtype.hasobject:
+            flat = numpy.ascontiguousarray(value).reshape(-1).view(numpy.uint8)
+            found.append((value.shape, xxhash.xxh3_64_intdigest(flat.data)))
         elif id(value) not in entered:
             entered.add(id(value))
             found.append((_Same(value), None))
