@@ -80,7 +80,6 @@ REFUSED = {
     ("trainers.py", "finds_batch_size"): "`auto_find_batch_size=True`",
     ("modules.py", "swa"): "use WeightAveraging",
     ("trainers.py", "curriculum_of_workers"): "with workers of the loader: the workers have copies of it",
-    ("modules.py", "manual"): "gradients carried from step to step are lost with a failure",
     ("accelerated.py", "prepared"): "accelerator.accumulate() counts micro-batches from step to step",
 }
 SCRIPTS = [
@@ -165,6 +164,17 @@ def test_a_script_is_refused(program: str, kind: str, tmp_path: Path) -> None:
     outcome = run(tmp_path, program, kind)
     assert outcome.status == 1, outcome.describe()
     assert REFUSED[program, kind] in outcome.stderr, outcome.describe()
+
+
+def test_gradients_that_wait_in_manual_optimization_are_told(tmp_path: Path) -> None:
+    skip_without("modules.py")
+    whole = survive(tmp_path / "whole", "modules.py", "manual")
+    outcome = run(tmp_path / "killed", "modules.py", "manual", ("kill rank 0 in BACKWARD of step 9",))
+    assert outcome.status == 0, outcome.describe()
+    assert "gradients carried from step to step are lost with a failure" in outcome.stderr, outcome.describe()
+    assert outcome.report.bits_as_undisturbed == "not known", outcome.describe()
+    assert traces(outcome.stdout) != whole
+    assert survive(tmp_path / "whole batches", "modules.py", "manual", ("kill rank 1 in BACKWARD of step 10",)) == whole
 
 
 def test_loops_of_a_subclass_are_told_from_methods_around_the_loop() -> None:

@@ -152,7 +152,7 @@ ACCUMULATED = Refusal(
     "manual optimization that accumulates gradients over several batches",
     "a step is one batch, and gradients that go on to the next one are lost with a failure",
     "automatic optimization with accumulate_grad_batches, or larger batches",
-    when="in the second step",
+    when="not refused, only said: after a failure between two such batches the bits are not vouched for",
 )
 BATCH = Refusal(
     "a hook `on_train_batch_end` of yours, if batches or outputs are more than tensors, lists, tuples and dicts",
