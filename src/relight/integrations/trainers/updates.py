@@ -41,7 +41,7 @@ class UpdateSampler(Sampler[list[_Tagged]]):
         self.begin_after(first)
         self._epoch = 0
         drawing = [*self._parts(), _divided(self._parts()[-1])]
-        self.generators = [  # set here, where an epoch begins, and kept in no other way
+        self.set_by_relight = [  # set here, where an epoch begins, and kept in no other way
             each.generator for each in drawing if isinstance(getattr(each, "generator", None), torch.Generator)
         ]
         self._states = {0: self._generator_states()}  # at the start of epochs
@@ -97,14 +97,14 @@ class UpdateSampler(Sampler[list[_Tagged]]):
             yield group
 
     def _generator_states(self) -> list[torch.Tensor]:
-        return [generator.get_state() for generator in self.generators]
+        return [generator.get_state() for generator in self.set_by_relight]
 
     def _put_generators(self, epoch: int) -> None:
         """Have generators of the samplers' own at the start of an epoch, whatever this process has drawn before."""
-        if not self.generators:
+        if not self.set_by_relight:
             return
         known = max(each for each in self._states if each <= epoch)
-        for generator, state in zip(self.generators, self._states[known], strict=True):
+        for generator, state in zip(self.set_by_relight, self._states[known], strict=True):
             generator.set_state(state)
         for _ in range(known, epoch):
             for _ in self._micro_batches:  # draws as that epoch did

@@ -70,9 +70,9 @@ class Batches:
 
     def holds(self, thing: Any) -> bool:
         """Return whether it belongs to the data: a generator of a DataLoader, a sampler of the script's own."""
-        # Those that an integration's sampler sets where an epoch begins, as it says.
-        put_by_sampler = getattr(getattr(self._data, "batch_sampler", None), "generators", ())
-        if any(thing is each for each in put_by_sampler):
+        # Generators that an integration's sampler sets where an epoch begins, as it says.
+        set_by_sampler = getattr(getattr(self._data, "batch_sampler", None), "set_by_relight", ())
+        if any(thing is each for each in set_by_sampler):
             return True
         return self._reach is not None and self._reach.holds(thing)
 
