@@ -69,7 +69,10 @@ def test_gradients_are_added_up_in_the_order_of_torchrun(name: str, plain: dict[
     assert undisturbed(name).digests == digests_in(plain[name])
 
 
-@pytest.mark.parametrize("name", ["cnn_batchnorm", "lbfgs", "frozen_batchnorm", "fake_quant", "observation_norm"])
+@pytest.mark.parametrize(
+    "name",
+    ["cnn_batchnorm", "lbfgs", "frozen_batchnorm", "fake_quant", "observation_norm", "stochastic_depth_norms"],
+)
 def test_state_of_one_rank_is_none_that_differs(name: str) -> None:
     """Buffers that forward changes, from the first step on or later, and numbers that an optimizer keeps."""
     ending = undisturbed(name, flags=("--verify-every", "1"))

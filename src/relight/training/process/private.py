@@ -88,7 +88,8 @@ class PrivateState:
     def adopt(self, tree: dict[str, Any], version: int, noticed: Mapping[str, int] | None = None) -> None:
         """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`."""
         self._state.rank_private.adopt(tree)
-        doubts = [self._carried.adopt(tree.get("carried"), noticed, version)]
+        carried = self._carried.adopt(tree.get("carried"), noticed, version)
+        doubts = [carried, self._state.rank_private.missed(tree)]
         for doubt in (*doubts, *self._state.rank_private.lost(tree.get("late"))):
             if doubt is not None:
                 self._runtime.notices.doubt(doubt, step=version - 1)

@@ -21,9 +21,15 @@ from relight.transfer.io.codec import encode_tree
 
 _LOOKS, _LOOKS_EVERY = 3, 64  # at what code between steps writes: the first times, and then now and then
 _NAMED = 3  # tensors in a message
+_PLACES = 4096  # in a row of numbers that says which buffers a rank has for itself
 _MOVED = (
     "{names}: each rank has its own, changed after the block, and a rank was lost before that was kept. Change it "
     "inside `with step`"
+)
+
+_MISSED = (
+    "{names}: changed for the first time by the step after which a rank was lost, and not on that rank: its "
+    "replacement has what the script made"
 )
 
 
@@ -43,6 +49,8 @@ class RankPrivate:
         self._attributes, self._rank_attributes = attributes, rank_attributes
         self._averages = averages
         self.buffers: set[Key] = set()  # known to change in forward
+        self._written: set[Key] = set()  # buffers that operations of steps were seen to write
+        self._numbered: tuple[Any, int] = (set(), set()), 0  # both, and the number that stands for them
         self._paths: dict[Key, str] = {}  # of these, in order, as they were written down last
         self.with_own_numbers: set[str] = set()  # optimizers that keep numbers which differ between ranks
         self.late_changes = LateChanges()
@@ -168,6 +176,43 @@ class RankPrivate:
         found = _MOVED.format(names=", ".join(names)) if names else None
         return [*filter(None, (found, self._rank_attributes.lost(of_attributes)))]
 
+    # --- buffers that each rank has for itself: the same on all ranks -----------------------------------------------
+    def number_of_buffers(self) -> int:
+        """Return the number that stands for the names of those that steps were seen to write; 0: there are none."""
+        if self._numbered[0] != (known := (self.buffers, self._written)):
+            names = sorted(self._seen_written())
+            number = xxhash.xxh3_64_intdigest(repr(names).encode()) >> 20 | 1 if names else 0
+            self._numbered = tuple(map(set, known)), number
+        return self._numbered[1]
+
+    def see_written(self, keys: Iterable[Key]) -> None:
+        """Operations of a step wrote these buffers: no bit of them has flipped."""
+        if new := set(keys) - self._written:
+            self._written |= new
+
+    def _seen_written(self) -> set[Key]:
+        """Return those of modules of which a buffer was seen to be written: BatchNorm hides that of its statistics."""
+        modules = {_module_of(key) for key in self._written}
+        return {key for key in self.buffers if _module_of(key) in modules}
+
+    def row_of_buffers(self) -> list[int]:
+        """Return numbers that say which they are, to be summed up over ranks."""
+        row = [0] * _PLACES
+        for key in self._seen_written():
+            row[_place_of(key)] = 1
+        return row
+
+    def agree(self, sums: Sequence[int]) -> None:
+        """Take on those of any rank: some change by chance, on one rank before another."""
+        found = {key for key in self._slots.buffers if sums[_place_of(key)]}
+        self.buffers |= found
+        self._written |= found
+
+    def missed(self, tree: Mapping[str, Any]) -> str | None:
+        """Return why equal bits cannot be vouched for, if a lost rank had not kept some of them in its `tree`."""
+        missing = sorted(key for key in self.buffers if "/".join(key) not in tree["buffers"])
+        return _MISSED.format(names=_listed(missing)) if missing else None
+
     # --- names of the buffers, in a copy of the replica -----------------------------------------------------------
     def named_buffers(self) -> list[list[str]]:
         """Return module and name of each buffer, with a third word where an average took it over from its model."""
@@ -199,6 +244,15 @@ class RankPrivate:
     def own_numbers(self) -> dict[str, dict[int, dict[str, float]]]:
         """Return these numbers, by optimizer and number of the parameter."""
         return {name: own_numbers(self._handed.optimizers[name]) for name in sorted(self.with_own_numbers)}
+
+
+def _module_of(key: Key) -> tuple[str, str]:
+    owner, name = key
+    return owner, name.rpartition(".")[0]
+
+
+def _place_of(key: Key) -> int:
+    return xxhash.xxh3_64_intdigest("/".join(key).encode()) % _PLACES
 
 
 def _listed(keys: Sequence[Key]) -> str:

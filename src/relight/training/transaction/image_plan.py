@@ -84,6 +84,7 @@ class ImagePlan:
     def see_assigned(self, assigned: list[Key]) -> None:
         """These buffers the step has assigned: they are state of this rank alone."""
         self._private.buffers.update(assigned)
+        self._private.see_written(assigned)
         self._forget_removed()
 
     def _forget_removed(self) -> None:
@@ -145,6 +146,7 @@ class ImagePlan:
         at_end = self._changed_at[-1]
         before = self._changed_at[stirred]
         self._private.buffers |= self._buffers_among(before)
+        self.private_among(self._changes.written(self._changes.scan()), early=True)
         written: set[Key] = set()
         for index, changed in enumerate(self._changed_at):
             found = self._early if index <= stirred else self._late
@@ -166,7 +168,9 @@ class ImagePlan:
 
     def private_among(self, written: list[Key], *, early: bool) -> set[Key]:
         """Return the buffers among tensors that were changed by the barrier and are the rank's own for that."""
-        return {key for key in self._buffers_among(written) if early or self._state.members.trains(key)}
+        found = {key for key in self._buffers_among(written) if early or self._state.members.trains(key)}
+        self._private.see_written(found.difference(self._changes.written_by_data()))
+        return found
 
     def _buffers_among(self, keys: Iterable[Key]) -> set[Key]:
         """Return the buffers among these tensors, without what counts the moves of averages."""

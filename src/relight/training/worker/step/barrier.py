@@ -1,5 +1,6 @@
 """The barrier of a step, before a write or at the end of the block: passing it proves that every rank is prepared."""
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
@@ -160,19 +161,26 @@ class Barrier:
         version = self._worker.version
         if not self._worker.compares(runtime.settings.verify_every, first=runtime.world_size > 1):
             return
-        with self._comparable():
-            entries = self._digest_exchange.entries(runtime.rank, runtime.world_size, self._assignment.shard)
         runtime.page.stamp(Phase.BARRIER)
-        sums = self._add_up(runtime, [1, version, *entries])
-        if sums is None:
-            raise StepInterrupted("the generation was closed before the ranks' states were compared")
-        _refuse_other_steps(runtime, *sums[:2])
-        digests = sums[2:]
+        private, ranks = self._state.rank_private, runtime.world_size
+        with self._comparable():
+            number = 0 if self._state.pipelines else private.number_of_buffers()
+            ranks_here, versions, numbers = self._sums(runtime, [1, version, number])
+            _refuse_other_steps(runtime, ranks_here, versions)
+            if numbers != ranks * number:
+                private.agree(self._sums(runtime, private.row_of_buffers()))
+            digests = self._sums(runtime, self._digest_exchange.entries(runtime.rank, ranks, self._assignment.shard))
         if differ(digests, runtime.world_size):
             self._worker.handle(happened.StatesDiffer())
             runtime.reports.await_replacement(version, digests[: runtime.world_size], self._name_differing(runtime))
             raise StepInterrupted("a rank's state was corrupted: this step is repeated without it")
         self._worker.handle(happened.StatesAgree())
+
+    def _sums(self, runtime: Runtime, row: list[int]) -> list[int]:
+        """Everybody's rows, summed up. Raises StepInterrupted if a failure elsewhere broke it."""
+        if (sums := self._add_up(runtime, row)) is None:
+            raise StepInterrupted("the generation was closed before the ranks' states were compared")
+        return sums
 
     def _compare_late_changes(self, runtime: Runtime) -> None:
         """Compare replicas: code between steps wrote other tensors on each rank. Raises UsageError if they differ."""
@@ -224,18 +232,20 @@ class Barrier:
 
     def _complete_all_reduce(self, runtime: Runtime) -> happened.BarrierPassed | None:
         """One small all-reduce: it completes only once every rank has entered it, prepared. None: it broke."""
-        version = self._worker.version
-        vote = self._snapshots.vote()
-        attributes = self._state.rank_attributes.number()
-        late = 0 if self._state.pipelines else self._state.rank_private.number()
-        row = [1, version, self._worker.winding_down, self._transaction.number, attributes, late, *vote]
+        version, vote = self._worker.version, self._snapshots.vote()
+        private, attributes = self._state.rank_private, self._state.rank_attributes.number()
+        late, buffers = (0, 0) if self._state.pipelines else (private.number(), private.number_of_buffers())
+        row = [1, version, self._worker.winding_down, self._transaction.number, attributes, late, buffers, *vote]
         sums = self._add_up(runtime, row, strike=True)
         if sums is None:
             return None
-        ranks, versions, winding_down, patterns, all_attributes, all_late, *votes = sums
+        ranks, versions, winding_down, patterns, all_attributes, all_late, all_buffers, *votes = sums
         _refuse_other_steps(runtime, ranks, versions)
         if all_late != ranks * late:
             self._compare_late_changes(runtime)
+        if all_buffers != ranks * buffers and (found := self._add_up(runtime, private.row_of_buffers())) is not None:
+            private.agree(found)
+            self._private.keep(version + 1, early=self._is_early)
         self._transaction.count(patterns, ranks)
         if (guessed := self._state.rank_attributes.compare(attributes, all_attributes, ranks)) is not None:
             runtime.notices.doubt(guessed)
@@ -264,17 +274,10 @@ class Barrier:
 
     def _name_differing(self, runtime: Runtime) -> tuple[str, ...]:
         """Name the tensors that differ, for the message."""
-        state = self._state
-
-        def add_up(row: list[int]) -> list[int]:
-            sums = self._add_up(runtime, row)
-            if sums is None:
-                raise StepInterrupted("the generation was closed before it was told which tensors differ")
-            return sums
-
+        add_up = functools.partial(self._sums, runtime)
         try:
             with self._comparable():
-                own = state.replica.digests_by_tensor()
+                own = self._state.replica.digests_by_tensor()
             return differing_tensors(own, self._assignment.shard, runtime.rank, runtime.world_size, add_up)
         except (RuntimeError, StepInterrupted):
             return ()
