@@ -67,6 +67,7 @@ NOT_TORCH = {
     "_member_map_": "enum",
     "_metric_attributes": "Lightning",
     "_name_": "enum",
+    "_num_iter_calls": "Lightning",
     "_num_ready_batches_reached": "Lightning",
     "_on_before_batch_transfer": "Lightning",
     "_owner": "torchtitan",

@@ -86,6 +86,11 @@ def _are_schedulers(things: Any) -> bool:
     return isinstance(things, (list, tuple)) and bool(things) and all(isinstance(one, LRScheduler) for one in things)
 
 
+def is_loader(thing: Any) -> bool:
+    """Return whether it is a DataLoader, or a wrapper around one."""
+    return isinstance(thing, DataLoader) or unwrapped_data(thing)[0] is not thing
+
+
 def unwrapped_data(given: Any) -> tuple[Any, torch.device | None]:
     """Returns the loader inside, and the device to which the wrapper moves its batches, if it moves them."""
     for name, device in (("_dataloader", "_device"), ("base_dataloader", "device")):

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from relight.training.carried.code.refs import OWNERS, Place, is_added
 from relight.training.carried.finding.looks import Copies, Look, Places, Traces
@@ -23,9 +22,10 @@ from relight.training.carried.values.parts import is_part
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed, remember
 from relight.training.torch_private.tensors import components_of
+from relight.training.wrappers import is_loader
 
 FIRST_STEPS = 3
-_READS = "iteration"  # of accelerate's DataLoaderShard: it makes the order of the next pass
+_READS = ("iteration", "_num_iter_calls")  # of loaders of accelerate and Fabric: it makes the order of the next pass
 _COMPILED = "torchdynamo"  # in names that torch sets on functions of the script's
 
 
@@ -187,7 +187,7 @@ class Comparison:
                 yield place, thing
 
     def of_loaders(self) -> Iterator[Place]:
-        """Generators of loaders, samplers and layers, and how often loaders of accelerate were read.
+        """Generators of loaders, samplers and layers, and how often loaders of accelerate and Fabric were read.
 
         An evaluation draws from them, and the first one may come in a later step.
         """
@@ -196,9 +196,9 @@ class Comparison:
             if (spot := self._spots.find(place)) is None:
                 continue
             value = spot.get()
-            holder = self._spots.find(place[:-1]) if len(place) > 1 and place[-1][1] == _READS else None
+            holder = self._spots.find(place[:-1]) if len(place) > 1 and place[-1][1] in _READS else None
             is_drawn = kind_of(value) == "generator" and (id(value) in survey.drawn or place[0][0] in OWNERS)
-            if is_drawn or (holder is not None and isinstance(holder.get(), DataLoader)):
+            if is_drawn or (holder is not None and is_loader(holder.get())):
                 yield place
 
     def _survey(self, look: Look) -> Survey:

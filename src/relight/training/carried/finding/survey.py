@@ -33,12 +33,14 @@ from relight.training.torch_private.modules import (
     modules_in,
     parameters_in,
 )
+from relight.training.wrappers import is_loader
 from relight.transfer.io.constants import name_of_callable
 
 _DEEPEST = 12  # objects, one in another: environments in wrappers in a vector of an agent
 _MOST = 5000  # places
 _FEW = 512  # items of a container that is looked into one by one
 _OF_DATA = (DataLoader, Dataset, Sampler)
+_OF_WRAPPERS = ("_dataloader", "_num_iter_calls")  # of Fabric's loader: another one, and how often that was read
 _SUMS = (torch.Tensor, list, dict)
 _OF_MEMBERS = ("_name_", "__objclass__", "_sort_order_")  # which Python sets
 _NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
@@ -197,10 +199,10 @@ class Survey:
             if kind_of(contents) == "opaque":
                 self.found[there] = self._mark.identity(contents)
             self._look_later(there, contents, depth + 1)
-        if self._enters_data and isinstance(value, _OF_DATA):
+        if self._enters_data and (isinstance(value, _OF_DATA) or is_loader(value)):
             for name, one in list(vars(value).items()):
                 self.drawn |= {id(one)} if kind_of(one) == "generator" else set()
-                if not name.startswith("_"):
+                if not name.startswith("_") or name in _OF_WRAPPERS:
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
         if isinstance(value, functools.partial):
             for name in ("func", "args", "keywords"):
