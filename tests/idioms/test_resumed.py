@@ -13,7 +13,7 @@ LACKS = "it lacks what the code after the steps of that job's last epoch has cha
 
 # Counters in closures and a history; the best weights, in a loop of epochs; the number of an epoch, given on twice; a
 # setting of torch; the order of an optimizer's state; counts of what was read; averages of shards; what no checkpoint
-# has: a queue, a hook.
+# has: a queue, a hook, a tensor in which a step has laid the parameters.
 VERDICTS = {
     "closure_counters": Verdict.EQUAL,
     "epochs_of_function": Verdict.EQUAL,
@@ -25,6 +25,7 @@ VERDICTS = {
     "hsdp_ema_policy": Verdict.EQUAL,
     "scales_in_queue": Verdict.TOLD,
     "hook_for_good": Verdict.TOLD,
+    "flat_lazy_optimizer": Verdict.TOLD,
 }
 
 

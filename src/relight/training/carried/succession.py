@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from relight.errors import UsageError
 from relight.script_files import is_user_type
 from relight.training.carried.code.refs import Place, describe
 from relight.training.carried.finding.catalog import Catalog
@@ -34,6 +35,10 @@ from relight.transfer.io.codec import Node, flatten, joined
 from relight.transfer.io.constants import name_of_callable
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
+_NOT_HERE = (
+    "{name}: carried by the script, and this process cannot get it: {what}. Make what it stands for before "
+    "relight.Training(...), so that each process of the job has it from its start"
+)
 _MOVED = (
     "{names}: changed for the first time after the last write of a step, or between steps, and a rank was lost there, "
     "or in the step after it: what it leaves may show older values. Change them before the write; values that are only "
@@ -354,7 +359,10 @@ class Adoption:
         reader = Reader(self._catalog.homes, self._catalog.parts, self._holder_at)
         for key, part in trees.items():
             one, spot = self._catalog.receive(place_of(key))
-            value = MISSING if part == _MISSING_TREE else reader.read(key, part)
+            try:
+                value = MISSING if part == _MISSING_TREE else reader.read(key, part)
+            except Unsupported as problem:
+                raise UsageError(_NOT_HERE.format(name=describe(place_of(key)), what=problem)) from None
             if one is None:
                 continue
             one.kept, one.is_put_in = NEVER, True

@@ -185,4 +185,8 @@ def _view(part: torch.Tensor, geometry: list[Any]) -> torch.Tensor:
     if not geometry:
         return whole
     shape, stride, offset = geometry
-    return whole.as_strided(shape, stride, part.storage_offset() + offset)
+    first = part.storage_offset() + offset
+    end = first + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1
+    if first < 0 or end > part.untyped_storage().nbytes() // part.element_size():
+        raise LookupError("a tensor in which a step has laid several parameters, each of which has its own memory here")
+    return whole.as_strided(shape, stride, first)
