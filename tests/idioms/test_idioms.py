@@ -64,6 +64,14 @@ def test_what_code_after_a_block_and_optimizers_keep_in_attributes_goes_on(name:
     assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words
 
 
+@pytest.mark.parametrize("step", [0, 4])
+def test_code_after_an_interrupted_block_reads_names_that_nothing_has_set(step: int) -> None:
+    """The first step of the job, and of an epoch's function: the other rank waits in its forward pass for buffers."""
+    ending = killed_in_phases("meters_after_block", [f"kill rank 0 in FORWARD of step {step}"])
+    verdict, words = judge(ending, undisturbed("meters_after_block").digests)
+    assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words
+
+
 @pytest.mark.parametrize("name", ADDED_UP)
 def test_gradients_are_added_up_in_the_order_of_torchrun(name: str, plain: dict[str, str]) -> None:
     assert undisturbed(name).digests == digests_in(plain[name])

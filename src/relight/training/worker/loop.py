@@ -25,6 +25,7 @@ from relight.training.worker.lineage import next_lineage
 from relight.training.worker.membership import Membership
 from relight.training.worker.position import show_position
 from relight.training.worker.script_checks import ScriptChecks
+from relight.training.worker.stand_ins import StandIns
 
 _NOT_ENTERED = "the loop took a step but did not enter it: write `with step as batch:` in its body"
 # Looked up once: each look-up in an enumeration takes 0.1 us.
@@ -50,6 +51,7 @@ class StepLoop:
         self._transaction = parts.transaction
         self._checks = ScriptChecks(parts)
         self._broken_steps = BrokenSteps(parts, self._checks)
+        self._stand_ins = StandIns()
         self._membership = Membership(parts, self._checks, self._broken_steps, end_with)
 
     def run(self, until: int, called_at: Sequence[tuple[str, int]]) -> Generator[Step]:
@@ -113,6 +115,7 @@ class StepLoop:
     def _make_step(self) -> Step | None:
         """The next step; None once all are committed here."""
         runtime, worker, parts = self._runtime, self._worker, self._parts
+        self._stand_ins.drop()
         while True:
             self._transaction.undo_code()
             changed = self._transaction.see_code_between() if self._carried.computes_outside else ()
@@ -197,7 +200,10 @@ class StepLoop:
             self._parts.evidence.end()
         self._checks.leave_block(error)
         with hidden_from_modes():
-            return self._end_block(step, error)
+            is_absorbed = self._end_block(step, error)
+            if is_absorbed:
+                self._stand_ins.set(sys._getframe(2))
+            return is_absorbed
 
     def _end_block(self, step: Step, error: BaseException | None) -> bool:
         try:

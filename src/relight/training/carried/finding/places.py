@@ -68,7 +68,7 @@ class Frames:
         known = self._read.get(number)
         if known is None:
             frame = self.frames[number]
-            known = self._read[number] = _locals_of(frame) if frame is not None else {}
+            known = self._read[number] = locals_of(frame) if frame is not None else {}
         return known
 
     def forget(self) -> None:
@@ -137,7 +137,8 @@ def _variables(code: CodeType) -> tuple[str, ...]:
     return (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
 
 
-def _locals_of(frame: FrameType) -> dict[str, Any]:
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return the locals of a running function that have a value, and hold none of them."""
     names = frame.f_locals
     if not frame.f_code.co_flags & _OPTIMIZED or _WRITES_THROUGH:
         return dict(names)
