@@ -10,6 +10,7 @@ is asked for fewer steps, and comes to its end.
 
 import argparse
 import ast
+import functools
 import random
 import re
 import sys
@@ -82,7 +83,7 @@ def _kill(name: str, path: Path, text: str, root: Path, times: int) -> str:
     path.write_text(text)
     for _ in range(times):
         least = _newest(root) + _AT_LEAST
-        if not kill_when(name, path, lambda: _newest(root) >= least):  # noqa: B023
+        if not kill_when(name, path, functools.partial(_has_reached, root, least)):
             return "it ended before it was killed"
     return ""
 
@@ -96,6 +97,10 @@ def _end_early(name: str, path: Path, text: str, root: Path) -> str:
     if run_variant(name, path).status:
         return "it fails with fewer steps"
     return "" if published(root) else "it wrote no checkpoint"
+
+
+def _has_reached(root: Path, step: int) -> bool:
+    return _newest(root) >= step
 
 
 def _newest(root: Path) -> int:

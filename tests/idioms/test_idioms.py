@@ -69,7 +69,7 @@ def test_code_after_an_interrupted_block_reads_names_that_nothing_has_set(step: 
     """The first step of the job, and of an epoch's function: the other rank waits in its forward pass for buffers."""
     ending = killed_in_phases("meters_after_block", [f"kill rank 0 in FORWARD of step {step}"])
     verdict, words = judge(ending, undisturbed("meters_after_block").digests)
-    assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words
+    assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 1), words
 
 
 @pytest.mark.parametrize("name", ADDED_UP)

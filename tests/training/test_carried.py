@@ -530,7 +530,7 @@ def test_only_what_changes_after_the_block_is_doubted() -> None:
 
 @pytest.mark.parametrize("late", [99, 6])
 def test_what_was_seen_to_change_at_ends_of_epochs_is_doubted_there(late: int) -> None:
-    """Epochs of two steps; a change in another step is told once, and expected from then on."""
+    """Each epoch has two steps. A change in the middle of one is told the first time, and expected from then on."""
     after = f"if step.number % 2 or step.number == {late}:\n exec('t.mean += 1')"
     loop = Loop(until=10)
     unsettled: dict[int, bool] = {}

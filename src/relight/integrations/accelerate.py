@@ -4,9 +4,10 @@ Accelerate copies the rank of a process when it starts. A standby has a provisio
 called at the head of each step. `update_loader` turns a prepared DataLoader into one that gives all micro-batches of
 one optimizer step at a time, also the smaller last group of an epoch, and that finds its place by indices alone.
 
-Accelerate also counts micro-batches (`accelerator.step`), and notes loaders that are being iterated: state that an
-undone step would leave behind, and a replacement would lack. Here each group of `update_loader` begins with none of
-it, and its last micro-batch is, for `accelerator.accumulate`, the end of a loader. Outside of groups that is refused.
+Accelerate also counts micro-batches (`accelerator.step`), and notes which loaders are being iterated. Undoing a step
+restores neither, and a replacement has neither. So both are reset where a group of micro-batches from `update_loader`
+begins, and `accelerator.accumulate` takes the last one of a group for the end of a loader: it synchronizes gradients
+there. Outside of groups `accumulate` is refused.
 """
 
 import functools
@@ -28,7 +29,7 @@ from relight.integrations.trainers.refused import transformers as refused
 from relight.integrations.trainers.updates import UpdateSampler, grouped_loader
 
 _BY = "relight.integrations.accelerate"
-IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
+_IS_WORKER = "RELIGHT_PRIVATE_DIR" in os.environ
 
 __all__ = ["UpdateSampler", "follow_rank", "update_loader"]
 
@@ -91,7 +92,7 @@ def _count_in_groups() -> None:
     @functools.wraps(original)
     def _do_sync(self: Accelerator) -> None:
         is_in_group = isinstance(self.gradient_state.active_dataloader, _Group)
-        if IS_WORKER and self.gradient_state.num_steps > 1 and not is_in_group:
+        if _IS_WORKER and self.gradient_state.num_steps > 1 and not is_in_group:
             raise UsageError(
                 f"{_BY}: accelerator.accumulate() counts micro-batches from step to step, which a recovery could not "
                 "repeat. Give a step all its micro-batches: relight.Training(data=update_loader(loader, "

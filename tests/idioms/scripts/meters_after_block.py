@@ -1,5 +1,6 @@
 """Losses and hits are added up after the block, in a function for each epoch: nothing sets them before its first step."""
 
+# ranks: 2
 import math
 
 import torch
