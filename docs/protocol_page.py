@@ -264,11 +264,12 @@ complete by the ranks' reports, so a rank that had not heard of it yet does not 
 
 ## What ends a job
 
-The same exception twice at the same step (a bug: its traceback is shown once), the same hang twice, too many of the
-script's own failures at one step, no intact replica left, ranks that contradict each other. Each says why. Deaths from
-outside and restores that break never end a job while an intact replica lives: after three in a row without a step in
-between, the next start, or the next Restore, waits 1 s, then 2, 4, ... at most 60 s (`core/membership/backoff.py`; a
-limit: `--max-failed-attempts`). The pause is a deadline like any other, so a journal repeats it.
+The same exception twice at the same step (a bug: its traceback is shown once), unless code after an undone attempt
+raised it, the same hang twice, too many of the script's own failures at one step, no intact replica left, ranks that
+contradict each other. Each says why. Deaths from outside and restores that break never end a job while an intact
+replica lives: after three in a row without a step in between, the next start, or the next Restore, waits 1 s, then 2,
+4, ... at most 60 s (`core/membership/backoff.py`; a limit: `--max-failed-attempts`). The pause is a deadline like any
+other, so a journal repeats it.
 
 If checkpoints are kept, and each part of the state may still be held, a last one comes first (stage *saving*):
 **Stop**, reports and the decision as above, over the members that hold state; no rank is replaced and nothing is

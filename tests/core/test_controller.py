@@ -121,7 +121,9 @@ class Desk:
             ev.ProcessSuspected(process=process, kind=kind, evidence=f"it is {kind}", position=position, noticed_ns=1)
         )
 
-    def raises(self, process: str, summary: str, *, step: int = 0, kind: str = "exception") -> tuple[Command, ...]:
+    def raises(
+        self, process: str, summary: str, *, step: int = 0, kind: str = "exception", after_undone: bool = False
+    ) -> tuple[Command, ...]:
         return self.tell(
             ev.WorkerFailed(
                 process=process,
@@ -132,6 +134,7 @@ class Desk:
                 summary=summary,
                 traceback=f"Traceback ...\n{summary}",
                 noticed_ns=1,
+                after_undone=after_undone,
             )
         )
 
@@ -647,6 +650,19 @@ def test_another_exception_or_another_step_is_not(summary: str, step: int) -> No
     desk.recover(4)
     desk.warm("w3")
     assert kinds(desk.raises("w2", summary, step=step)) == [Kill, Stop, Assign]
+
+
+def test_exceptions_of_code_after_an_undone_attempt_are_not_alike_but_count() -> None:
+    desk = Desk(standbys=1).train()
+    for number in range(10):
+        process = desk.controller.rank_processes()[1]
+        desk.raises(process, "TypeError: None", step=4, after_undone=True)
+        desk.exits(process, 1, step=4)
+        desk.recover(4)
+        assert desk.controller.stage is Stage.TRAINING, number
+        desk.warm(desk.controller.members.standbys()[0].name)
+    desk.raises(desk.controller.rank_processes()[1], "TypeError: None", step=4, after_undone=True)
+    assert "step 4 failed 11 times" in desk.end().error
 
 
 def test_the_same_hang_twice_is_a_bug_and_the_same_freeze_is_not() -> None:

@@ -64,9 +64,9 @@ def test_what_code_after_a_block_and_optimizers_keep_in_attributes_goes_on(name:
     assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words
 
 
-@pytest.mark.parametrize("step", [0, 4])
-def test_code_after_an_interrupted_block_reads_names_that_nothing_has_set(step: int) -> None:
-    """The first step of the job, and of an epoch's function: the other rank waits in its forward pass for buffers."""
+@pytest.mark.parametrize("step", [0, 3, 5])
+def test_code_after_an_interrupted_block_reads_what_it_has_not_set(step: int) -> None:
+    """The job's first step, that of an epoch's function, and one with a smaller batch: other ranks wait in forward."""
     ending = killed_in_phases("meters_after_block", [f"kill rank 0 in FORWARD of step {step}"])
     verdict, words = judge(ending, undisturbed("meters_after_block").digests)
     assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 1), words

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from relight.training.carried.code.iteration import iteration_of
-from relight.training.carried.code.misuse import accumulates_by_hand, loop_after, loops_around, takes_steps_in
+from relight.training.carried.code.misuse import (
+    accumulates_by_hand,
+    loop_after,
+    loops_around,
+    returns_from,
+    takes_steps_in,
+)
 from relight.training.carried.code.source import lines_of
 
 
@@ -29,6 +35,7 @@ class Step:
     def __enter__(self) -> Any:
         frame = sys._getframe(1)
         self.seen["by hand"] = accumulates_by_hand(frame, lambda node: "opt" in ast.unparse(node))
+        self.seen["returns"] = returns_from(frame)
         self.seen["iteration"] = iteration_of(frame, {})
         raise Reached
 
@@ -186,6 +193,26 @@ TAKEN = {
 def test_names_loops_that_take_steps_one_by_one(name: str, tmp_path: Path) -> None:
     source, line = TAKEN[name]
     assert read(source, tmp_path / "script.py")["takes"] == (None if line is None else f"script.py:{line}")
+
+
+_STEP = "def train(s):\n with s as b:\n  {}\n{}for s in steps(): loss = train(s)"
+RETURNS = {
+    "a value": (_STEP.format("x = 1\n  return x", ""), 4),
+    "several values, in a branch": (_STEP.format("if b: return b, 1\n  pass", " return 0\n"), 3),
+    "after the block": (_STEP.format("x = 1", " return x\n"), None),
+    "no value": (_STEP.format("if b: return\n  return None", ""), None),
+    "of a function inside": (_STEP.format("f = lambda: b\n  def g(): return b", " return f\n"), None),
+    "in the function of the loop": (
+        "def fit():\n for s in steps():\n  with s as b:\n   if b: return b\n return 0\nfit()",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RETURNS)
+def test_names_a_value_that_an_interrupted_block_would_not_return(name: str, tmp_path: Path) -> None:
+    source, line = RETURNS[name]
+    assert read(source, tmp_path / "script.py")["returns"] == (None if line is None else f"script.py:{line}")
 
 
 def block(*lines: str) -> str:

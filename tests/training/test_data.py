@@ -75,6 +75,27 @@ def test_a_redo_gets_the_same_batch_object() -> None:
     assert batches.get(0, 0) is batches.get(0, 0)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda size: torch.zeros(size, 2),
+        lambda size: {"x": [torch.zeros(3), numpy.zeros(size)]},
+        lambda size: ["text"] * size,
+        None,
+    ],
+)
+def test_tells_whether_a_batch_has_other_sizes_than_the_one_before_it(made: Any) -> None:
+    sizes = (4, 4, 3, 3, 4)
+    batches = make_batches(made and (lambda number: made(sizes[number])))
+    found = []
+    for step in range(len(sizes)):
+        batches.get(step, 0)
+        batches.get(step, 0)  # a redo
+        found.append(batches.has_other_sizes)
+        batches.done()
+    assert found == ([False, False, True, False, True] if made else [False] * 5)
+
+
 @pytest.mark.parametrize("kind", ["loader", "stateful"])
 def test_a_batch_that_the_script_changed_in_place_is_drawn_again(kind: str) -> None:
     page = PositionPage(-1)

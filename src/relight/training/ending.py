@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from relight.core.protocol.events import WorkerFailed, WorkerReleased
+from relight.core.protocol.position import Phase
 from relight.core.worker.events import ScriptFailed
 from relight.core.worker.states import State
 from relight.errors import RelightError, UsageError
@@ -120,6 +121,7 @@ def _report(runtime: "Runtime | None", error: BaseException, *, stands: bool) ->
             place=_place(error),
             noticed_ns=time.monotonic_ns(),
             stands=stands,
+            after_undone=runtime.worker.attempt > 0 and runtime.page.phase is Phase.OUTSIDE,
         ),
         report=True,  # an agent that is restarted must hear of it: this process may live on
     )

@@ -1,6 +1,8 @@
-"""Losses and hits are added up after the block, in a function for each epoch: nothing sets them before its first step."""
+"""Losses and hits are added up after the block, in a function for each epoch: nothing sets them before its first step.
 
-# ranks: 2
+Each epoch's last batch is smaller than the others, so that what an earlier block computed does not fit to it.
+"""
+
 import math
 
 import torch

@@ -256,6 +256,7 @@ class WorkerFailed(_Event, frozen=True, kw_only=True):
     noticed_ns: Whole
     place: str = ""  # the innermost line of the script in the traceback, "train.py:31"; or of whatever it called
     stands: bool = False  # its state is whole, and it stays until it is killed: it may be needed for a last checkpoint
+    after_undone: bool = False  # raised after an attempt that was undone, before the step was computed again
 
 
 class CollectiveFailed(_Event, frozen=True, kw_only=True):

@@ -162,7 +162,9 @@ class Processes:
             process, "exception", evidence, position, event.noticed_ns, job.generation, now, phase=event.phase
         )
         kill = Kill(process=process.name, why=f"it raised {event.summary}")
-        key = ("exception", event.step, event.summary)
+        # Code after an undone attempt sees a block that did not end: it raises in all survivors, and not once the step
+        # is computed again.
+        key = None if event.after_undone else ("exception", event.step, event.summary)
         out = self._failing.fail([process], event.step, key, now, event)
         return out if job.is_member(process.name) else [kill, *out]
 

@@ -11,7 +11,7 @@ from relight.training.data.loaders import LoaderSource
 from relight.training.data.reach import Reach
 from relight.training.data.sources import CombinedSource, FunctionSource, NoSource, StatefulSource, make_source
 from relight.training.data.strays import watch
-from relight.training.state.digest import batch_digest, edits_of
+from relight.training.state.digest import batch_digest, edits_of, sizes_in
 from relight.training.torch_private.script_modes import hidden_from_modes, sees_calls
 from relight.training.torch_private.tensors import tree_map
 from relight.training.wrappers import unwrapped_data
@@ -58,6 +58,8 @@ class Batches:
         self._batch_of = -1  # the step whose batch is in hand
         self._held: Any = None  # of the data's own generators, after that draw
         self._edits: list[Any] = []  # what the batch was made of when it was drawn
+        self._sizes: list[Any] | None = None  # of the tensors of the batch in hand, and of the last that is done
+        self._sizes_before: list[Any] | None = None
         self._at_barrier: Any = None  # with "preserve": the streams at the last barrier, and after the last draw
         self._after_draw: Any = None
         self._predecessor = (-1, 0)  # step and digest of the batch that the replaced process drew last
@@ -121,12 +123,14 @@ class Batches:
         self._held = self._source.hold()
         if self._data is not None:
             self._edits = edits_of(batch)
+            self._sizes = sizes_in(self._edits)
             self._compare_with_predecessor(step, rank)
         self._after_draw = rng.capture() if self._preserve else None
 
     def done(self) -> None:
         """The step is committed; its batch is of no more use."""
         self._batch, self._batch_of = None, -1
+        self._sizes_before = self._sizes
         watch.turn()
 
     def close(self) -> None:
@@ -145,6 +149,11 @@ class Batches:
     def look(self) -> int:
         """Return a number that differs once the script has drawn from streams that run on from step to step."""
         return rng.number() if self._preserve else 0
+
+    @property
+    def has_other_sizes(self) -> bool:
+        """True if the batch in hand has tensors of other shapes than the one before it, in this process."""
+        return self._sizes_before not in (None, self._sizes)
 
     @property
     def stray(self) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -78,11 +78,23 @@ def edits_of(batch: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def sizes_in(edits: Sequence[tuple[Any, Any]]) -> list[Any]:
+    """Return the shapes of the tensors and arrays in a batch, from what `edits_of` returned for it.
+
+    Of other parts only their number counts.
+    """
+    return [mark.shape if isinstance(mark, _Same) else mark if type(mark) is tuple else None for mark, _ in edits]
+
+
 class _Same:
     """An object that equals itself only, as tensors do not; kept alive, so that no other one has its `id`."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
+
+    @property
+    def shape(self) -> Any:
+        return self._thing.shape if isinstance(self._thing, torch.Tensor) else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other._thing is self._thing

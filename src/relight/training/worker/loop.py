@@ -202,7 +202,7 @@ class StepLoop:
         with hidden_from_modes():
             is_absorbed = self._end_block(step, error)
             if is_absorbed:
-                self._stand_ins.set(sys._getframe(2))
+                self._stand_ins.set(sys._getframe(2), all_names=self._parts.batches.has_other_sizes)
             return is_absorbed
 
     def _end_block(self, step: Step, error: BaseException | None) -> bool:

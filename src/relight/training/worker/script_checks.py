@@ -8,7 +8,7 @@ from types import FrameType
 import torch
 
 from relight.errors import UsageError
-from relight.training.carried.code.misuse import accumulates_by_hand, takes_steps_in, yields_inside
+from relight.training.carried.code.misuse import accumulates_by_hand, returns_from, takes_steps_in, yields_inside
 from relight.training.torch_private.script_modes import Modes, modes_now, names_of_modes, return_to
 from relight.training.worker.inventory import Inventory
 
@@ -52,6 +52,11 @@ class ScriptChecks:
             raise UsageError(
                 f"{place}: `with step` in a generator, around a `yield`. A failure that strikes while the code that "
                 "iterates over the generator runs does not reach the block: put `with step` into that code"
+            )
+        if place := returns_from(frame):
+            raise UsageError(
+                f"{place}: `return` of a value inside `with step`. A block that a failure interrupts does not come to "
+                "it: the function would return None, and the code that called it fail. Put the `return` after the block"
             )
         state = self._parts.state
 

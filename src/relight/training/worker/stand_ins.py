@@ -1,18 +1,24 @@
-"""Values for names that an interrupted block has not set, until the step is computed again.
+"""Values for what an interrupted block has not set, until the step is computed again.
 
 Code after the block runs also after an interrupted attempt, and reads what the block sets: `total += loss.item()`. In
-the first step of a job, or of a function that each epoch calls, nothing has set `loss` before: Python would raise
-UnboundLocalError, and the job would end by an error that the script does not have. What such code changes is undone.
+the first step of a job, or of a function that each epoch calls, nothing has set `loss` before, and a list to which the
+block appends is empty; later, what an earlier block has set may not fit to a batch of another size. Python would raise
+an exception that the script does not have, in all survivors at once. What such code changes is undone.
 """
 
 import ast
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
+
 from relight.training.carried.code import source
 from relight.training.carried.finding.places import locals_of, set_local
-from relight.training.carried.finding.spots.spot import MISSING
+from relight.training.carried.finding.spots.spot import MISSING, AttributeSpot, DictSpot, Spot
+from relight.training.worker.stand_in import StandIn
 
 _OTHER_SCOPES = (
     ast.FunctionDef,
@@ -24,47 +30,20 @@ _OTHER_SCOPES = (
     ast.DictComp,
     ast.GeneratorExp,
 )
-_ARE_FALSE = ("isnan", "isinf")  # 0.0, for checks that end a job
-
-
-class StandIn(float):
-    """1.0, for which all attributes, items and results of torch's functions stand too: `value.argmax(1)[0].item()`."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols of Python and NumPy
-            raise AttributeError(name)
-        return StandIn(0.0) if name in _ARE_FALSE else self
-
-    def __call__(self, *_: Any, **__: Any) -> "StandIn":
-        return self
-
-    def __getitem__(self, _: Any) -> "StandIn":
-        return self
-
-    def __len__(self) -> int:
-        return 1  # a mean is divided by it
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def __index__(self) -> int:
-        return 0
-
-    @classmethod
-    def __torch_function__(cls, function: Any, *_: Any) -> Any:
-        """Stand for the result too."""
-        return cls(0.0 if getattr(function, "__name__", "") in _ARE_FALSE else 1.0)
+_APPEND = ("append", "appendleft", "extend")
 
 
 class StandIns:
-    """Sets them in the frame of a block, and takes them out when the loop asks for the step again."""
+    """Sets them where a block was interrupted, and takes them out when the loop asks for the step again."""
 
     def __init__(self) -> None:
-        self._frame: FrameType | None = None
-        self._names: tuple[str, ...] = ()
+        self._undo: list[Callable[[], None]] = []
 
-    def set(self, frame: FrameType) -> None:
-        """Set all names that the block of `with step` in this frame sets, and that are not set yet."""
+    def set(self, frame: FrameType, *, all_names: bool = False) -> None:
+        """Set what the block of `with step` in this frame sets, and what has no value yet.
+
+        `all_names`: also the names that have one, as they do not fit to the batch of this attempt.
+        """
         if not source.is_user_frame(frame):
             return
         node = source.node_of(frame.f_code)
@@ -72,27 +51,101 @@ class StandIns:
         block = way[-1][0][way[-1][1]] if way else None
         if not isinstance(block, ast.With):
             return
-        names = {name for statement in block.body for name in _set_by(statement)}
-        self._names = tuple(sorted(names - locals_of(frame).keys()))
-        self._frame = frame
-        for name in self._names:
-            set_local(frame, name, StandIn(1.0))
+        names = _Names(frame)
+        for inner in (part for statement in block.body for part in _in_scope(statement)):
+            if isinstance(inner, ast.AugAssign):
+                self._stand_for(names.spot(inner.target), lambda now: _is_unset(now) or _is_zero(now))
+            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                self._stand_for(names.spot(inner), lambda now: all_names or _is_unset(now))
+            elif isinstance(inner, (ast.Attribute, ast.Subscript)) and isinstance(inner.ctx, ast.Store):
+                self._stand_for(names.spot(inner), _is_unset)
+            elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in _APPEND:
+                self._append_to(names.value(inner.func.value))
 
     def drop(self) -> None:
-        """Unset those that are still there."""
-        if self._frame is None:
+        """Put back what was there, where no code has set something else since."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _stand_for(self, spot: Spot | None, is_needed: Callable[[Any], bool]) -> None:
+        if spot is None or isinstance(before := spot.get(), StandIn) or not is_needed(before):
             return
-        found = locals_of(self._frame)
-        for name in [name for name in self._names if isinstance(found.get(name), StandIn)]:
-            set_local(self._frame, name, MISSING)
-        self._frame, self._names = None, ()
+
+        def put_back() -> None:
+            if isinstance(spot.get(), StandIn):
+                spot.set(before)
+
+        spot.set(StandIn(1.0))
+        self._undo.append(put_back)
+
+    def _append_to(self, values: Any) -> None:
+        if type(values) not in (list, deque) or values:
+            return
+
+        def remove() -> None:
+            kept = [one for one in values if not isinstance(one, StandIn)]
+            if len(kept) < len(values):
+                values.clear()
+                values.extend(kept)
+
+        values.append(StandIn(1.0))
+        self._undo.append(remove)
 
 
-def _set_by(node: ast.AST) -> Iterator[str]:
-    """Yield the names that this code sets in its own scope."""
+class _Names:
+    """The names that a frame sees, and what is reached from them without code of the script's."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._frame = frame
+        code = frame.f_code
+        self._own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+
+    def spot(self, node: ast.expr) -> Spot | None:
+        """Return the place that an expression names; None: it cannot be told, or is watched otherwise."""
+        if isinstance(node, ast.Name):
+            is_local = node.id in self._own or self._frame.f_locals is self._frame.f_globals
+            return _Local(self._frame, node.id) if is_local else DictSpot(self._frame.f_globals, node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self.value(node.value)
+            is_plain = hasattr(owner, "__dict__") and not isinstance(owner, (type, nn.Module, Optimizer, StandIn))
+            return AttributeSpot(owner, node.attr) if is_plain else None
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            owner = self.value(node.value)
+            return DictSpot(owner, node.slice.value) if isinstance(owner, dict) else None
+        return None
+
+    def value(self, node: ast.expr) -> Any:
+        """Return what an expression stands for; `MISSING`: it cannot be told."""
+        if (spot := self.spot(node)) is None:
+            return MISSING
+        return spot.get()
+
+
+class _Local(Spot):
+    """A local of a running function, or a name of a running module."""
+
+    def __init__(self, frame: FrameType, name: str) -> None:
+        self._frame, self._name = frame, name
+
+    def get(self) -> Any:
+        return locals_of(self._frame).get(self._name, MISSING)
+
+    def set(self, value: Any) -> None:
+        set_local(self._frame, self._name, value)
+
+
+def _is_unset(value: Any) -> bool:
+    return value is MISSING or value is None
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+
+
+def _in_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of this code that run in its own scope."""
     if isinstance(node, _OTHER_SCOPES):
         return
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
+    yield node
     for inner in ast.iter_child_nodes(node):
-        yield from _set_by(inner)
+        yield from _in_scope(inner)

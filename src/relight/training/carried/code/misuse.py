@@ -263,6 +263,22 @@ def yields_inside(frame: FrameType) -> str | None:
     return None
 
 
+def returns_from(frame: FrameType) -> str | None:
+    """FILE:LINE of a `return` with a value in the block of the `with step` in this frame, or None.
+
+    The caller of the function needs the value, and an interrupted block gives none. A loop around the block goes on.
+    """
+    node = source.node_of(frame.f_code)
+    way = source.up_to_entered(source.way_to(source.body_of(node), source.position_of(frame)), frame.f_lineno)
+    if not way or any(isinstance(body[at], source.LOOPS) for body, at in way):
+        return None
+    block = way[-1][0][way[-1][1]]
+    for statement in source.statements_of(getattr(block, "body", [])):
+        if isinstance(statement, ast.Return) and not isinstance(statement.value, (ast.Constant, type(None))):
+            return f"{source.short(frame.f_code.co_filename)}:{statement.lineno}"
+    return None
+
+
 def _counts(test: ast.expr) -> bool:
     """Return whether a condition holds in every so many steps."""
     return any(isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mod, ast.BitAnd)) for node in ast.walk(test))
