@@ -9,7 +9,7 @@ CODE := $(wildcard src tests benchmarks examples checks)
 JOBS ?= 3# tests at a time, of which many wait; 0: one after another, in pytest's own process
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions test-integrations test-torchtitan demo demo-publish simulate simulate-nightly fuzz idioms idioms-resumed fuzz-idioms fuzz-carried fuzz-times gpu bench docs clean
+.PHONY: help setup check format test-fast test test-all test-device test-device-all test-clusters test-versions test-integrations test-torchtitan demo demo-publish simulate simulate-nightly fuzz idioms idioms-resumed fuzz-idioms fuzz-carried fuzz-shapes fuzz-times gpu bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ fuzz-idioms: setup ## ten minutes of scripts composed at random, each disturbed 
 
 fuzz-carried: setup ## ten minutes of loops that hold state in any way, interrupted in one process, and compared
 	$(BIN)/python -m tests.training.carried_scripts --minutes 10
+
+fuzz-shapes: setup ## ten minutes of the same scripts in other shapes: their state and their blocks elsewhere, with faults
+	$(BIN)/python -m tests.idioms.reshaped --minutes 10
 
 fuzz-times: setup ## ten minutes of state by place and step of its first change, disturbed in one process, and compared
 	$(BIN)/python -W ignore -m tests.training.carried_times --minutes 10 --quiet

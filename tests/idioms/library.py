@@ -12,8 +12,8 @@ def names() -> list[str]:
 
 
 def path_of(name: str) -> Path:
-    """The path of a script, by its name, with or without folder and ending."""
-    path = SCRIPTS / f"{Path(name).stem}.py"
+    """The path of a script, by its name, with or without folder and ending; of another one by its absolute path."""
+    path = Path(name) if Path(name).is_absolute() else SCRIPTS / f"{Path(name).stem}.py"
     if not path.exists():
         raise SystemExit(f"no such script: {path}")
     return path
