@@ -20,8 +20,9 @@ def test_many_scripts_can_have_each_shape(shape: Shape) -> None:
 
 def test_a_shape_changes_nothing_that_is_computed_and_survives_failures(tmp_path: Path) -> None:
     expected = digests_in(without_relight("meters_after_block"))
+    path = tmp_path / "meters_after_block.py"
+    shapes: list[str] = []
     for number in (3, 5, 8):
-        path = tmp_path / "meters_after_block.py"
         text, shapes = reshaped(library.path_of("meters_after_block"), random.Random(number))
         path.write_text(text)
         assert digests_in(without_relight(str(path))) == expected, shapes

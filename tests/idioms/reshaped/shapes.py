@@ -241,7 +241,7 @@ def turn_in_function(tree: ast.Module, scope: Scope, draw: random.Random) -> Non
 
 
 def body_in_function(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
-    """What the block does in a function, which does not see the step."""
+    """The statements of the block in a function, which does not see the step."""
     loop, block, _ = loop_of(scope)
     if _leaves_loop(block.body):
         raise NotForThis
