@@ -56,9 +56,10 @@ def test_a_common_shape_survives_kills_in_phases(name: str, plain: dict[str, str
         ("modes_between_steps", "freeze rank 1 in BEFORE_BARRIER of step 5"),  # the others finish the step
         ("annealed_attribute", "freeze rank 1 in BEFORE_BARRIER of step 7"),
         ("counting_optimizer", "kill rank 1 in BARRIER of step 7"),
+        ("run_dictionary", "kill rank 0 in FORWARD of step 5"),
     ],
 )
-def test_what_code_after_a_block_and_optimizers_keep_in_attributes_goes_on(name: str, fault: str) -> None:
+def test_what_scripts_keep_in_attributes_and_dictionaries_goes_on(name: str, fault: str) -> None:
     ending = killed_in_phases(name, [fault])
     verdict, words = judge(ending, undisturbed(name).digests)
     assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words

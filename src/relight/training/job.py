@@ -17,6 +17,7 @@ from relight.training.ending import hook
 from relight.training.process.runtime import Runtime, connect
 from relight.training.process.stacks import answer_for_stacks
 from relight.training.script_groups import BACKEND, ScriptGroups
+from relight.training.state.values.kinds import OfProcess
 from relight.training.torch_private.distributed.c10d import REFUSED_STORE
 from relight.training.torch_private.distributed.ddp import watch_wrappers
 from relight.training.torch_private.distributed.mesh import follow_rank, watch_skips
@@ -26,7 +27,7 @@ from relight.training.torch_private.scripted import optimize_from_the_first_call
 _runtime: Runtime | None = None
 
 
-class Job:
+class Job(OfProcess):
     """This process's membership in the job, as `relight.init` returns it.
 
     Read `rank` where it is needed instead of keeping a copy: a standby learns its rank only when it takes one over.

@@ -20,11 +20,12 @@ from relight.training.job import current_runtime
 from relight.training.loops import Loops
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
+from relight.training.state.values.kinds import OfProcess
 from relight.training.worker.inventory import take_inventory
 from relight.training.wrappers import each_by_name, unwrapped_objects, unwrapped_optimizers
 
 
-class Training(Loops):
+class Training(Loops, OfProcess):
     """Keeps the state of a training run, and undoes and repeats steps that a failure interrupts.
 
     Create it once in each process, after the model is wrapped and before the loop. Everything that steps change must be

@@ -113,15 +113,15 @@ class Catalog:
         if is_not_wanted or (spot := self._spots.find(place)) is None:
             return None
         one, value = Kept(key, name, where, spot, feeds, late, is_left, seen=seen, after_write=after_write), spot.get()
-        if value is not MISSING:
-            if self.is_foreign(value) and not (late and not isinstance(value, nn.Module)):  # until it means another
-                self._stands_for.setdefault(key, (one, self.mark_of(value, one) if mark is NEVER else mark))
-                return None
-            if self.is_of_data(value):
-                return None
+        is_part = self.is_foreign(value) and not (late and not isinstance(value, nn.Module))
+        if value is not MISSING and not is_part and self.is_of_data(value):
+            return None
+        self.homes.add(key, value if mark is NEVER else mark)
+        if value is not MISSING and is_part:  # until it means another
+            self._stands_for.setdefault(key, (one, self.mark_of(value, one) if mark is NEVER else mark))
+            return None
         one.is_of_data = holder_in_data(place, self._spots, self.is_of_data) is not None
         _put(one, place, self.kept, self._spots)
-        self.homes.add(key, value if mark is NEVER else mark)
         return one
 
     def receive(self, place: Place) -> tuple[Kept | None, Spot]:

@@ -34,7 +34,14 @@ _BASES_OF: dict[type, Any] = {**{base: base for base in _BASES}, defaultdict: di
 STREAMS: tuple[type, ...] = (io.StringIO, io.BytesIO)
 _WITHOUT = frozenset({torch.Tensor, nn.Parameter, list, deque, dict, defaultdict, Counter, set, frozenset})
 _COUNTING = (torch.Generator, itertools.count)
+
+
+class OfProcess:
+    """Objects that each process has for itself, and that hold nothing of the script's: relight's own."""
+
+
 _FIXED = (
+    OfProcess,
     functools.partial,
     types.FunctionType,
     types.MethodType,
