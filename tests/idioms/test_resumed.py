@@ -42,6 +42,14 @@ def test_a_job_that_gets_more_steps_goes_on_after_the_code_that_followed_the_las
     assert (verdict, words) == (Verdict.EQUAL, "")
 
 
+def test_a_step_that_cannot_be_repeated_ends_no_job_that_starts_again() -> None:
+    """A module that a step makes comes after the job's second step, which is repeated; the start is after that."""
+    verdict, words = examine("late_plugin", every=3, more_steps=True)
+    assert verdict is Verdict.TOLD, words
+    assert "in the second step after a start from a checkpoint: step 9 was computed twice" in words
+    assert "UsageError" not in words
+
+
 def test_a_job_that_gets_more_epochs_is_told_what_its_checkpoint_lacks(tmp_path: Path) -> None:
     """The last checkpoint is written before the code that follows the last epoch's steps: a scheduler's step."""
     source = with_checkpoints(path_of("epochs_of_function").read_text(), tmp_path / "checkpoints", 4)

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -44,6 +45,18 @@ def test_what_another_run_left_of_the_same_step_is_no_part_of_this_one(tmp_path:
     assert files.published(tmp_path) == [4]
     files.prune(tmp_path, keep=2)
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000004"]
+
+
+def test_doubts_of_all_ranks_are_told(tmp_path: Path) -> None:
+    """A rank that has none writes nothing, and rank 0, which publishes it, says its own in the description."""
+    files.write_part(tmp_path, 4, "now-0", 0, PART, [WEIGHT])
+    files.write_doubts(tmp_path, 4, "now-0", 1, files.Doubts())
+    files.write_doubts(tmp_path, 4, "now-0", 2, files.Doubts(("a", "b"), risk="a file"))
+    files.write_doubts(tmp_path, 4, "now-0", 3, files.Doubts(("c",), risk="a queue"))
+    files.publish(tmp_path, "now-0", msgspec.structs.replace(meta_of(4), doubts=("b",)))
+    found = files.read_meta(tmp_path, 4)
+    assert found.doubts == ("b", "a", "c")
+    assert found.risk == "a file"
 
 
 def test_what_was_undone_is_no_part_of_what_comes_after(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ _MOVED = (
     "shown survive with step.report(...) and training.log_to(...)"
 )
 _LOST = (
-    "{names}: goes on from step to step, cannot be carried, and a rank that had it was lost: its replacement began "
-    "without it. If no step depends on it: training.carry(ignore=(...,))"
+    "{names}: goes on from step to step, cannot be carried, and a rank goes on without it. If no step depends on it: "
+    "training.carry(ignore=(...,))"
 )
 _LATER = (
     "{names}: first seen to change after the version to which the job returned, and not put back to what they were. "
@@ -331,8 +331,8 @@ class Adoption:
         if tree["lacking"]:
             return (
                 f"{_described(tree['lacking'])}: changed after the last write of a step, in some steps at least, and "
-                "a rank was lost just there: its replacement lacks what that step may have changed. Change them before "
-                "the write; values that are only shown survive with step.report(...) and training.log_to(...)"
+                "a rank goes on with what was kept before that: it lacks what that step may have changed. Change them "
+                "before the write; values that are only shown survive with step.report(...) and training.log_to(...)"
             )
         return None
 

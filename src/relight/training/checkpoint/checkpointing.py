@@ -113,6 +113,8 @@ class Checkpointing:
             raise CheckpointError(f"what only it has for step {version} is not there")
         if writer.writes_part and not files.has_part(root, version, history, rank):
             writer.copy(version).write(root)
+        if rank != order.rank:
+            files.write_doubts(root, version, history, rank, writer.doubts())
         files.write_private(root, version, history, rank, private)
         if rank != order.rank:
             runtime.store.set(order.generation, _written_key(rank), b"")

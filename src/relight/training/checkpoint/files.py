@@ -55,6 +55,13 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     lacks_last_code: bool = False  # it was written before the code that follows the steps of the last epoch
 
 
+class Doubts(msgspec.Struct, frozen=True):
+    """The words of one rank about the bits."""
+
+    doubts: tuple[str, ...] = ()  # see Meta
+    risk: str = ""
+
+
 class _OldMeta(msgspec.Struct, frozen=True):
     """Description of a checkpoint of a format that ends with no digest."""
 
@@ -113,6 +120,14 @@ def write_private(root: Path, version: int, history: str, rank: int, payload: by
 def has_private(root: Path, version: int, history: str, rank: int) -> bool:
     """Return whether that rank's part of a checkpoint that is not complete is there."""
     return (_building_site(root, version, history) / _private_name(rank)).exists()
+
+
+def write_doubts(root: Path, version: int, history: str, rank: int, doubts: Doubts) -> None:
+    """Write what a rank says of the bits, in front of its private state: `publish` gathers it. Raises OSError."""
+    if doubts != Doubts() and not place_of(root, version).exists():
+        place = _building_site(root, version, history)
+        place.mkdir(parents=True, exist_ok=True)
+        _write(place / _doubts_name(rank), _sealed(msgspec.msgpack.encode(doubts)))
 
 
 def leave_out(root: Path, version: int, history: str, rank: int) -> None:
@@ -196,7 +211,10 @@ def read_tensors(root: Path, version: int, pieces: Sequence[Piece], into: Sequen
 
 
 def publish(root: Path, history: str, meta: Meta) -> None:
-    """Give a checkpoint its name, once all parts are there. Raises OSError or CheckpointError."""
+    """Give a checkpoint its name, once all parts are there. It tells the doubts of all ranks.
+
+    Raises OSError or CheckpointError.
+    """
     place, whole = _building_site(root, meta.version, history), place_of(root, meta.version)
     if not whole.exists():
         parts = [_read_part(place, rank) for rank in meta.parts.values()]
@@ -206,9 +224,19 @@ def publish(root: Path, history: str, meta: Meta) -> None:
             raise CheckpointError(_summary(error)) from error
         for mark in place.glob(_left_out_name("*")):  # of ranks that wrote their part of the last one after all
             mark.unlink()
+        meta = _with_doubts(meta, sorted(place.glob(_doubts_name("*"))))
         _write(place / _META, _sealed(msgspec.msgpack.encode(meta)))
         os.rename(place, whole)
         _sync(root)
+
+
+def _with_doubts(meta: Meta, paths: Sequence[Path]) -> Meta:
+    told = [msgspec.msgpack.decode(_unsealed(path), type=Doubts) for path in paths]
+    return msgspec.structs.replace(
+        meta,
+        doubts=tuple(dict.fromkeys([*meta.doubts, *(doubt for one in told for doubt in one.doubts)])),
+        risk=next(filter(None, (meta.risk, *(one.risk for one in told))), ""),
+    )
 
 
 def read_meta(root: Path, version: int) -> Meta:
@@ -276,6 +304,10 @@ def _part_name(rank: int) -> str:
 
 def _private_name(rank: int) -> str:
     return f"rank-{rank}.msgpack"
+
+
+def _doubts_name(rank: int | str) -> str:
+    return f"doubts-{rank}.msgpack"
 
 
 def _left_out_name(rank: int | str) -> str:

@@ -104,6 +104,7 @@ class CheckpointWriter:
         self._given_up = given_up = threading.Event()
         rank, history = self._runtime.rank, self.history
         meta = self.describe(version) if rank == 0 and self.version == version else None
+        doubts = self.doubts() if rank and private is not None else files.Doubts()
 
         def write() -> None:
             try:
@@ -111,6 +112,7 @@ class CheckpointWriter:
                 if rank == 0:
                     files.clear(schedule.root, version, history)
                 if private is not None:
+                    files.write_doubts(schedule.root, version, history, rank, doubts)
                     files.write_private(schedule.root, version, history, rank, private)
                 if copy is not None:
                     copy.write(schedule.root)
@@ -169,6 +171,7 @@ class CheckpointWriter:
 
     def describe(self, version: int) -> files.Meta:
         """Return what the checkpoint of `version` says of itself."""
+        doubts = self.doubts()
         return files.Meta(
             version=version,
             lineage=self._worker.lineage,
@@ -176,10 +179,16 @@ class CheckpointWriter:
             derivable=self._runtime.holdings.is_derivable(),
             gradients_to_none=self._state.gradients.to_none,
             parts=self._writers,
-            risk=self._runtime.holdings.standing_risk(),
+            risk=doubts.risk,
             lacks_last_code=self.has_epochs and version == self._worker.until,
-            doubts=tuple(dict.fromkeys((*self._runtime.notices.doubts_of_job, *self._runtime.notices.doubts))),
+            doubts=doubts.doubts,
         )
+
+    def doubts(self) -> files.Doubts:
+        """Return why the bits, or those of a job that goes on from here, may not be those of an undisturbed run."""
+        notices = self._runtime.notices
+        said = tuple(dict.fromkeys((*notices.doubts_of_job, *notices.doubts)))
+        return files.Doubts(said, self._runtime.holdings.standing_risk())
 
     def publish(self, schedule: CheckpointSchedule, meta: files.Meta, history: str) -> None:
         """Give a checkpoint its name: all parts are there. Remove older ones."""

@@ -23,13 +23,13 @@ _LOOKS, _LOOKS_EVERY = 3, 64  # at what code between steps writes: the first tim
 _NAMED = 3  # tensors in a message
 _PLACES = 4096  # in a row of numbers that says which buffers a rank has for itself
 _MOVED = (
-    "{names}: each rank has its own, changed after the block, and a rank was lost before that was kept. Change it "
-    "inside `with step`"
+    "{names}: each rank has its own, changed after the block, and a rank goes on with what was kept before that. "
+    "Change it inside `with step`"
 )
 
 _MISSED = (
-    "{names}: changed for the first time by the step after which a rank was lost, and not on that rank: its "
-    "replacement has what the script made"
+    "{names}: changed for the first time by the last step before this, and not on this rank, which has what the "
+    "script made"
 )
 
 

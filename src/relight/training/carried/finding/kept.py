@@ -20,8 +20,8 @@ MOST_LOG_LEAVES = 128  # of each value that is only accumulated or shown
 NEVER = object()  # no value
 CHANGES = "changes from step to step"
 UNSETTLED = (
-    "{names}: carried by the script, changed after the block, and a rank was lost before that was kept. Change them "
-    "inside `with step`"
+    "{names}: carried by the script, changed after the block, and a rank goes on with what was kept before that. "
+    "Change them inside `with step`"
 )
 
 

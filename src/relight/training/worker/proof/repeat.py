@@ -2,7 +2,8 @@
 
 What a recovery does to a survivor is to undo a step and have the script compute it again. If the script keeps something
 that relight does not know of, which the step reads and changes, the second attempt ends differently. So that is tried
-once, in a job's second step, while little is lost. A failure that comes first puts it off to the next attempt.
+once, in a job's second step, while little is lost. A failure that comes first puts it off to the next attempt. A job
+that goes on from a checkpoint is not ended for it: it would never get past that step.
 """
 
 import sys
@@ -24,6 +25,7 @@ from relight.transfer.io.codec import Flat, local_part, tensor_digests
 
 _NAMED = 3  # tensors, in the message
 _GRADIENT = "the gradient of "
+_RESUMED = "in the second step after a start from a checkpoint: "
 
 
 class RepeatCheck:
@@ -53,7 +55,7 @@ class RepeatCheck:
     def wants_another(self) -> bool:
         """At the end of a block, in front of its barrier: whether this attempt is to be undone and made again.
 
-        Raises UsageError if it was, and this one ended with other bits.
+        Raises UsageError if it was, early in a job, and this one ended with other bits.
         """
         worker, runtime = self._worker, self._runtime
         if self._is_over:
@@ -72,15 +74,23 @@ class RepeatCheck:
         return False
 
     def see_undone(self, lasting: str | None, doubt: str) -> None:
-        """The attempt is undone. Raises UsageError for `lasting`: why the next one may end with other bits.
+        """The attempt is undone. Raises UsageError for `lasting`, early in a job: why the next one may differ.
 
         Where other threads of the script run, such as one that writes statistics, these may have made the change, and
         no step depend on it: then it is a doubt. `doubt`: a reason that ends no job.
         """
-        if lasting is not None and not _has_threads_of_script():
-            raise UsageError(lasting)
-        for reason in filter(None, (lasting, doubt)):
-            self._runtime.notices.doubt(reason)
+        if lasting is not None and _has_threads_of_script():
+            self._runtime.notices.doubt(lasting)
+        elif lasting is not None:
+            self._object(lasting)
+        if doubt:
+            self._runtime.notices.doubt(doubt)
+
+    def _object(self, reason: str) -> None:
+        """A step cannot be repeated. Raises UsageError, early in a job."""
+        if self._worker.version <= 1:
+            raise UsageError(reason)
+        self._runtime.notices.doubt(f"{_RESUMED}{reason}")
 
     def _digests(self) -> dict[str, int]:
         """Digests of each tensor and object after the step, by its path."""
@@ -100,13 +110,14 @@ class RepeatCheck:
         if not different:
             return
         if all(path.startswith(_GRADIENT) for path in different):
-            raise UsageError(
+            self._object(
                 f"step {self._worker.version} adds to the gradients that the step before has left, and a recovery "
                 "throws gradients away. Accumulate inside one step: relight.Training(accumulate=K) gives the block a "
                 "list of K batches, and the optimizer steps once at its end (docs/TRAINING.md)"
             )
+            return
         more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
-        raise UsageError(
+        self._object(
             f"step {self._worker.version} was computed twice from the same start, and ended with other bits in "
             f"{', '.join(different[:_NAMED])}{more}. So a recovery could not repeat a step: the block reads something "
             "that its own first attempt has changed, and that relight does not put back. Often this is a generator of "
