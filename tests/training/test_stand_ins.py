@@ -1,6 +1,7 @@
 """Names that an interrupted block has not set, as code after the block reads them."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 from types import TracebackType
@@ -11,7 +12,7 @@ import torch
 
 from relight.errors import StepInterrupted
 from relight.training.worker.stand_in import StandIn
-from relight.training.worker.stand_ins import StandIns
+from relight.training.worker.stand_ins import StandIns, _takes_any
 
 
 class Block:
@@ -151,6 +152,30 @@ def test_a_block_that_is_not_interrupted_or_whose_source_is_not_known() -> None:
     exec("with step:\n interrupt(0)\n loss = 1\n", names := {"step": step, "interrupt": step.interrupt})
     assert "loss" not in names
     step.stand_ins.drop()
+
+
+def test_attributes_with_setters_are_left_alone() -> None:
+    """A gradient takes tensors only, and a property runs code of the script; a mask of a parameter is an entry."""
+
+    class Meter:
+        def __init__(self) -> None:
+            self.mean = None
+
+        @property
+        def last(self) -> None:
+            return None
+
+        @last.setter
+        def last(self, value: object) -> None:
+            raise AssertionError(value)
+
+    @dataclass(frozen=True)
+    class Frozen:
+        mean: None = None
+
+    weight = torch.zeros(2, requires_grad=True)
+    assert not any(_takes_any(*pair) for pair in ((weight, "grad"), (Meter(), "last"), (Frozen(), "mean")))
+    assert all(_takes_any(*pair) for pair in ((weight, "mask"), (Meter(), "mean")))
 
 
 def test_what_is_computed_with_one() -> None:

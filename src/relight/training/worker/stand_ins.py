@@ -7,6 +7,7 @@ an exception that the script does not have, in all survivors at once. What such 
 """
 
 import ast
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -107,8 +108,8 @@ class _Names:
             return _Local(self._frame, node.id) if is_local else DictSpot(self._frame.f_globals, node.id)
         if isinstance(node, ast.Attribute):
             owner = self.value(node.value)
-            is_plain = hasattr(owner, "__dict__") and not isinstance(owner, (type, nn.Module, Optimizer, StandIn))
-            return AttributeSpot(owner, node.attr) if is_plain else None
+            is_else = isinstance(owner, (type, nn.Module, Optimizer, StandIn)) or not _takes_any(owner, node.attr)
+            return None if is_else else AttributeSpot(owner, node.attr)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             owner = self.value(node.value)
             return DictSpot(owner, node.slice.value) if isinstance(owner, dict) else None
@@ -132,6 +133,13 @@ class _Local(Spot):
 
     def set(self, value: Any) -> None:
         set_local(self._frame, self._name, value)
+
+
+def _takes_any(owner: Any, name: str) -> bool:
+    """Return whether the attribute is a plain entry, and no setter refuses a value (`p.grad`, frozen classes)."""
+    of_class = inspect.getattr_static(type(owner), name, None)
+    is_set_plainly = inspect.getattr_static(type(owner), "__setattr__") is object.__setattr__
+    return hasattr(owner, "__dict__") and is_set_plainly and not hasattr(type(of_class), "__set__")
 
 
 def _is_unset(value: Any) -> bool:
