@@ -73,6 +73,13 @@ def test_code_after_an_interrupted_block_reads_what_it_has_not_set(step: int) ->
     assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 1), words
 
 
+def test_messages_of_processes_that_a_standby_started_as_another_rank_are_doubted() -> None:
+    """The rank is lost before steps speak to its environments; its replacement has those of the last rank."""
+    ending = killed_in_phases("environment_processes", ["kill rank 0 between steps at step 2"])
+    assert (ending.status, ending.bits) == (0, "not known"), ending.words
+    assert "when it was built as another rank" in ending.words
+
+
 @pytest.mark.parametrize("name", ADDED_UP)
 def test_gradients_are_added_up_in_the_order_of_torchrun(name: str, plain: dict[str, str]) -> None:
     assert undisturbed(name).digests == digests_in(plain[name])

@@ -31,6 +31,7 @@ from relight.training.torch_private.autograd import (
 )
 from relight.training.torch_private.distributed.ddp import BucketLayout, watch_wrappers, wrappers_made
 from relight.training.torch_private.distributed.groups import OPERATIONS, make_detached_group, make_generation_group
+from relight.training.torch_private.tensors import components_of
 
 WORLD = 2
 DEADLINE_SECONDS = 60
@@ -444,3 +445,19 @@ def test_a_hook_leaves_the_graph_of_a_compiled_transform_whole(transform: Callab
     assert seen == [True]
     torch.compile(model, backend="eager")(x)
     assert seen == [True, True]
+
+
+class Meshed(torch.Tensor):
+    """A tensor whose values lie in another one, and that has a mesh beside it, as a DTensor has."""
+
+    held: torch.Tensor
+    mesh: object
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["held", "mesh"], None
+
+
+def test_parts_of_a_tensor_that_are_no_tensors_hold_none_of_its_values() -> None:
+    tensor = torch.ones(2).as_subclass(Meshed)
+    tensor.held, tensor.mesh = torch.arange(3.0), object()
+    assert [part.tolist() for part in components_of(tensor)] == [[0.0, 1.0, 2.0]]

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from relight.training.carried.code.refs import describe
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.kept import UNSETTLED, Kept
+from relight.training.carried.finding.told.received import received
 
 _NAMED = 5  # places in a message
 _LATE = (
@@ -17,6 +18,11 @@ _OWNERLESS = (
     "on all ranks, or anew in job.on_rank_change(...), or let standbys build when they have a rank: "
     "relight.init(late_standby=True)"
 )
+_OF_ANOTHER_RANK = (
+    "multiprocessing: steps receive messages from processes that this one started as a standby, when it was built as "
+    "another rank. Start them anew in job.on_rank_change(...), or let standbys build when they have a rank: "
+    "relight.init(late_standby=True). training.carry(ignore=('multiprocessing',)) says that no step depends on them"
+)
 
 
 class Doubts:
@@ -28,6 +34,7 @@ class Doubts:
         self._files = catalog.loop.spots.settings.files
         self._is_asked = False  # by a recovery, since the last turn
         self._later = self._ownerless = ""
+        self._received: int | None = None  # messages of other processes, when this one took another rank
 
     def risk(self, *, recovers: bool) -> str:
         """Return the reason why a recovery cannot vouch for equal bits, if something changes and is not carried.
@@ -53,9 +60,15 @@ class Doubts:
         if names:
             self._ownerless = _OWNERLESS.format(names=", ".join(sorted(names)))
 
+    def note_rank(self) -> None:
+        """Note that this process takes another rank than the one that it was built as."""
+        self._received = None if self._catalog.is_ignored("multiprocessing") else received()
+
     def later(self) -> str:
         """Return the reason that a recovery could not tell yet: the script has run on since, up to the turn."""
         later, self._later, self._ownerless = self._ownerless or self._later, "", ""
+        if not later and self._received is not None and received() > self._received:
+            later, self._received = _OF_ANOTHER_RANK, None
         return later or self._files.doubt_later()
 
     def of_undone(self) -> str:

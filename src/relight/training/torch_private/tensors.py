@@ -66,7 +66,8 @@ def components_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """
     if hasattr(tensor, "__tensor_flatten__"):  # of NestedTensor, DTensor, and subclasses of the user's
         names, _ = tensor.__tensor_flatten__()
-        return [part for name in names for part in components_of(getattr(tensor, name).detach())]
+        inner = [getattr(tensor, name) for name in names]  # a mesh among them, perhaps
+        return [part for one in inner if isinstance(one, torch.Tensor) for part in components_of(one.detach())]
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         held = [each for each in vars(tensor).values() if isinstance(each, torch.Tensor)]
         return [part for each in (*held, *_own_memory(tensor)) for part in components_of(each)]

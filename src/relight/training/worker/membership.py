@@ -89,6 +89,8 @@ class Membership:
             runtime.stand_by(parts.state.replica.layout())
             parts.state.division.rebind()
             parts.assignment.follow(parts.state, runtime.rank, runtime.world_size)
+            if runtime.rank != runtime.built_as:
+                parts.carried.doubts.note_rank()
             for tell in runtime.at_rank_change:
                 tell(runtime.rank)
         runtime.faults.strike(Point.PROMOTED)
