@@ -27,8 +27,8 @@ _ONE_LOOP = (
     "`for step in training.steps()`"
 )
 _NO_NUMBER = (
-    "write `for epoch in training.epochs(...)`, with one variable, in a file: what counts epochs beside it "
-    "(enumerate, zip) would begin anew in a replacement"
+    "write `for epoch in training.epochs(...)`, with one variable, in a file (an attribute: `self.epoch = epoch` in "
+    "its body): what counts epochs beside it (enumerate, zip) would begin anew in a replacement"
 )
 
 
