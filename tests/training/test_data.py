@@ -96,6 +96,15 @@ def test_tells_whether_a_batch_has_other_sizes_than_the_one_before_it(made: Any)
     assert found == ([False, False, True, False, True] if made else [False] * 5)
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_have_no_sizes_to_compare(layout: torch.layout) -> None:
+    batches = make_batches(lambda n: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3 + n)], layout=layout))
+    for step in range(2):
+        batches.get(step, 0)
+        assert not batches.has_other_sizes
+        batches.done()
+
+
 @pytest.mark.parametrize("kind", ["loader", "stateful"])
 def test_a_batch_that_the_script_changed_in_place_is_drawn_again(kind: str) -> None:
     page = PositionPage(-1)

@@ -94,7 +94,8 @@ class _Same:
 
     @property
     def shape(self) -> Any:
-        return self._thing.shape if isinstance(self._thing, torch.Tensor) else None
+        is_one = isinstance(self._thing, torch.Tensor) and not self._thing.is_nested
+        return self._thing.shape if is_one else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other._thing is self._thing
