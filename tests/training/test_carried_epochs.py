@@ -12,6 +12,7 @@ import pytest
 
 from relight.training.carried.code.refs import describe
 from relight.training.carried.code.source import target_of
+from relight.training.carried.finding.kept import Kept
 from relight.training.carried.finding.loop import Loop
 from relight.training.carried.finding.places import Frames
 from tests.training.carried_shapes import enter_script, shown
@@ -123,6 +124,31 @@ def test_what_only_the_code_between_two_epochs_changes(tmp_path: Path) -> None:
     late = {describe(one.place): one.at_end_of_epoch for one in names.found.values() if one.late or one.after_write}
     late.pop("epoch")
     assert late == {"best": True, "rate": True, "mean": True, "log": True, "shown": False, "total": False}
+
+
+def test_what_changes_after_the_block_between_two_epochs_alone(tmp_path: Path) -> None:
+    """A barrier at the end of the block keeps it, after any step but the last one of an epoch."""
+    source = one_function(
+        "(b * count * mean).backward()\noptimizer.step()\ncount += 1",
+        setup="optimizer = type('', (), {'step': print})()\nmean = 0",
+        head="count = epoch",
+    ).replace("    count += 1", "    count += 1\n   mean += 1")
+    names = enter_script(source, tmp_path).names
+    assert names is not None
+    found = {describe(one.place): one for one in names.found.values()}
+    count, mean = found["count"], found["mean"]
+    assert (count.late, count.at_end_of_epoch, count.late_at_end) == (True, False, True)
+    assert (mean.late, mean.at_end_of_epoch, mean.late_at_end) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("early", "ends_epoch", "may_change"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+def test_when_it_may_change_after_the_barrier(early: bool, ends_epoch: bool, may_change: bool) -> None:
+    spot = Loop().spots.find((("module", "sys", "path"),))
+    assert spot is not None
+    one = Kept("count", "count", "", spot, feeds=True, late=True, after_write=True, late_at_end=True)
+    assert one.may_change(early=early, ends_epoch=ends_epoch) == may_change
 
 
 def test_an_object_with_one_name_in_both_functions() -> None:

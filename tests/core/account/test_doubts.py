@@ -79,6 +79,16 @@ def test_a_doubt_that_did_not_arrive_is_missed() -> None:
     assert "2 of its doubts got lost on the way" in describe_bits(report)
 
 
+def test_a_doubt_that_a_rank_gives_once_all_have_ended() -> None:
+    """A replacement that has computed no step knows then what code after the loop lacks."""
+    desk = Desk().train()
+    assert finish(desk).bits_as_undisturbed == YES
+    desk.tell(doubt(1, step=8))
+    for process in desk.controller.rank_processes().values():
+        desk.exits(process, 0)
+    assert desk.controller.report().bits_as_undisturbed == NOT_KNOWN
+
+
 def test_a_relight_without_doubts_cannot_vouch() -> None:
     report = finish(Desk().train(), w1=None)
     assert report.bits_as_undisturbed == NOT_KNOWN

@@ -19,7 +19,7 @@ class Doubts:
         self._limit = None if kept is None else KEPT_DOUBTS
         self._found: dict[tuple[int, str], DoubtReport] = {}  # by rank and reason
         self.forgot = False  # whether there were more than are kept here
-        self.verdict = ""  # of a job whose ranks all ended
+        self._vouched: bool | None = None  # whether every rank gave its number of doubts; None: not all have ended
 
     def add(self, rank: int, step: int, reason: str, process: str = "") -> bool:
         """Add a reason; True if it is new. A rank may give it again, or a later holder of that rank."""
@@ -63,7 +63,12 @@ class Doubts:
             missing = (report.doubts or 0) - arrived[report.rank]
             if missing > 0 and not self.forgot:
                 self.add(report.rank, report.version, f"{missing} of its doubts got lost on the way to the controller")
-        self.verdict = verdict_of(self.found, vouched=all(report.doubts is not None for report in reports))
+        self._vouched = all(report.doubts is not None for report in reports)
+
+    @property
+    def verdict(self) -> str:
+        """Return it once all ranks have ended, else "". A doubt of what code after the loop sees may come later."""
+        return "" if self._vouched is None else verdict_of(self.found, vouched=self._vouched)
 
     @property
     def reasons(self) -> tuple[str, ...]:

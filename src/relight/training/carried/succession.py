@@ -70,7 +70,7 @@ class Keeper:
         self._names = 0  # of objects, as of then
         self._of_rebound: dict[str, bool] = {}
         self._was_unsettled = False
-        self._ends_epoch = True  # the step in which they were written
+        self._early, self._ends_epoch = False, True  # of the step in which they were written
         self._moved: list[str] = []  # what was seen to change after it was kept, where that was not expected
 
     def capture(self, *, in_step: bool, early: bool, ends_epoch: bool, compared: bool) -> Any:
@@ -80,7 +80,7 @@ class Keeper:
 
         Raises UsageError for a value that decides what a step computes and cannot be kept.
         """
-        self._ends_epoch = ends_epoch
+        self._early, self._ends_epoch = early, ends_epoch
         unset, lost = self._catalog.unset() if in_step and early else [], self._catalog.lost
         if not (self._kept or unset or lost):
             return {}
@@ -89,7 +89,8 @@ class Keeper:
         keys, names, of_calls = self._written_again(weigh, compared) or self._write_all(weigh)
         if not (keys or unset or lost):
             return {}
-        here = [one for one in self._kept.values() if in_step and (ends_epoch or not one.at_end_of_epoch)]
+        may_change = [one for one in self._kept.values() if one.may_change(early=early, ends_epoch=ends_epoch)]
+        here = may_change if in_step else []
         unsettled = [one.key for one in here if one.feeds and one.late]
         lacking = [one.key for one in here if one.may_move_on(early=early) and one.key in {*keys}]
         lacking += unset
@@ -108,9 +109,10 @@ class Keeper:
         found = [one for one in self._kept.values() if one.is_written and changed(one.kept, one.spot.get())]
         for one in found:
             one.lasting = None
-            may_move = self._ends_epoch or not one.at_end_of_epoch
+            may_move = one.is_put_in or one.may_change(early=self._early, ends_epoch=self._ends_epoch)
             is_new = one.seen and (not one.late or one.kept is NEVER)  # it was not seen to change there before
             one.at_end_of_epoch = self._ends_epoch and (is_new or one.at_end_of_epoch)
+            one.late_at_end &= may_move  # another step than the last one of an epoch may change it there as well
             if not (one.feeds or one.moves_on or one.is_put_in):
                 one.moves_on = True
                 self._moved += [] if may_move and (one.late or one.after_write) else [one.name]

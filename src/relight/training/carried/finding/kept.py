@@ -44,6 +44,7 @@ class Kept:
     has_tensors: bool = False  # as it was looked at last
     after_write: bool = False  # written after the last step of an optimizer, where the barrier may stand before that
     at_end_of_epoch: bool = False  # only between two epochs is it written after the block, or after that step
+    late_at_end: bool = False  # only between two epochs is it written after the block
     is_of_data: bool = False  # the data goes back by itself, or stays where it was read: nothing undoes it here
     moves_on: bool = False  # only shown, and known to change after it was kept at a barrier
     mark: Any = None  # when the step under way was asked for
@@ -56,6 +57,10 @@ class Kept:
     def is_of_a_call(self) -> bool:
         """True if it belongs to an object that a function gets which the loop calls anew in each turn."""
         return self.key.startswith("held")
+
+    def may_change(self, *, early: bool, ends_epoch: bool) -> bool:
+        """True if it may change after the barrier: in the rest of the block (`early`), or between epochs."""
+        return ends_epoch or not (self.at_end_of_epoch or (self.late_at_end and not early))
 
     def may_move_on(self, *, early: bool) -> bool:
         """True if it may change after it was kept at a barrier, `early` if that stands before the end of the block."""
@@ -78,6 +83,7 @@ class Kept:
         self.late |= part.late
         self.after_write |= part.after_write
         self.at_end_of_epoch &= part.at_end_of_epoch
+        self.late_at_end &= part.late_at_end
         self.is_left &= part.is_left
 
     def is_late(self, value: Any, homes: Homes) -> bool:

@@ -133,7 +133,7 @@ class Search:
         )
         if one is None:
             return
-        one.at_end_of_epoch, value = found.at_end_of_epoch, one.spot.get()
+        one.at_end_of_epoch, one.late_at_end, value = found.at_end_of_epoch, found.late_at_end, one.spot.get()
         if found.is_counted and one.feeds:
             raise refusals.of_counter(one)
         if found.is_counted:

@@ -39,7 +39,8 @@ class Found:
     feeds: bool  # it decides what a step computes; False: it is only accumulated, or shown
     late: bool  # it is written after the block
     after_write: bool = False  # it is written after the last call of an optimizer's `step`
-    at_end_of_epoch: bool = False  # only between two epochs is it written so late
+    at_end_of_epoch: bool = False  # only between two epochs is it written so late: after the block, or that call
+    late_at_end: bool = False  # only between two epochs is it written after the block
     is_left: bool = False  # each step that reads it has written it before: only code after the loop may see it
     is_counted: bool = False  # by something around `training.steps()`: enumerate, zip
     made: Made | None = None  # a module, optimizer or scheduler that some step makes and keeps there
@@ -67,7 +68,7 @@ def is_of_a_call(place: Place, loop: int) -> bool:
 
 def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool]) -> Names:
     """Find the names that an iteration carries. `is_foreign`: whether an object's attributes are not the script's."""
-    reading, in_each_turn = _read(iteration, frames, is_foreign)
+    reading, in_turns = _read(iteration, frames, is_foreign)
     flow = reading.flow
     feeding = flow.feeding()
 
@@ -108,9 +109,9 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
             late, after_write = key in flow.written_late, flow.is_after_step(key)
             is_left, made = key not in flow.exposed, reading.making.kept_at(key)
-            at_end = in_each_turn is not None and key not in in_each_turn
+            at_end, late_at_end = (in_turns is not None and key not in written for written in in_turns or ((), ()))
             names.found[key] = Found(
-                place, file, line, key in feeding, late, after_write, at_end, is_left, is_counted, made
+                place, file, line, key in feeding, late, after_write, at_end, late_at_end, is_left, is_counted, made
             )
             continue
         if not is_foreign(value):
@@ -124,21 +125,22 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
 
 def _read(
     iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool]
-) -> tuple[Reading, set[Key] | None]:
-    """Read an iteration. Returns also what each turn may write after the barrier; None: there are no epochs."""
+) -> tuple[Reading, tuple[set[Key], set[Key]] | None]:
+    """Read an iteration. Returns also what each turn may write after its last write, or after its block, and what
+    after its block; None: there are no epochs."""
     flow = Flow()
     scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
     reading = Reading(flow, scopes, is_foreign, iteration.enters)
     flow.late = iteration.begins_late
-    in_each_turn: set[Key] | None = None
+    in_turns: tuple[set[Key], set[Key]] | None = None
     for index, piece in enumerate(iteration.pieces):
         if index == iteration.in_each_turn:
-            in_each_turn = flow.written_after_write()
+            in_turns = flow.written_after_write(), {*flow.written_late}
         reading.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
     flow.end_turn()
     flow.hold_the_same()
     flow.expose_members()
-    return reading, in_each_turn
+    return reading, in_turns
 
 
 def _read_by_functions(code: CodeType) -> set[str]:
