@@ -76,6 +76,8 @@ simulate-nightly: setup ## all planted bugs, every order of small jobs, and ten 
 	$(BIN)/python -m relight.sim --exhaustive 4 --faults 2
 	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2 --shapes late-private,two-early
 	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2 --shapes surprise,one
+	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2 --shapes new-buffer
+	$(BIN)/python -m relight.sim --exhaustive 3 --faults 2 --shapes new-buffers
 	$(BIN)/python -m relight.sim --exhaustive 4 --faults 2 --shapes late-private,two-early
 	$(BIN)/python -m relight.sim --seconds 14400 --first $$(( $$(date +%s) * 100000 ))
 	$(BIN)/python -m relight.sim --seconds 7200 --first $$(( $$(date +%s) * 100000 )) --with hosts,fallback

@@ -54,6 +54,37 @@ i: every gradient of step i is reduced on it *and it knows so*, and its rank-pri
 beside its page. Only then does it enter the BARRIER, an all-reduce of a few integers. Passing it proves that every
 rank is prepared. Each rank finishes the write after it alone, and is never interrupted there.
 
+## Buffers that change for the first time
+
+Buffers that steps change (statistics of BatchNorm) are rank-private: they are in no copy of the state and in no digest
+of it, and kept beside the page. Which they are is learnt from the steps, and all ranks must say the same, or sources
+would describe one version in different ways, and digests of one version would differ. But some buffers change by
+chance, on one rank before another (BatchNorm in blocks that stochastic depth skips). So ranks agree before any of them
+is prepared:
+
+```
+   some rank has changed one    | all-reduce: not all are prepared | all-reduce: which | BARRIER |
+```
+
+1. A rank that has found a buffer of which the others may not know is **not prepared**, keeps no private state for
+   version i+1, and says so in the barrier's all-reduce. All others are prepared, and enter it as always.
+2. If any rank has said so, no rank has passed the barrier. Those that were prepared **withdraw** that: first what is
+   beside the page for version i+1, then they enter the next all-reduce.
+3. In that one ranks add up which buffers they have, and take on those of all. Then each is prepared, and comes to the
+   barrier.
+
+A failure before that barrier goes back to version i, by the rule below: a rank that had something to say is unprepared,
+or is dead and has left nothing for version i+1 (a rank that goes back withdraws what an undone attempt has kept for
+it); and once the second all-reduce has completed anywhere, every rank has
+withdrawn, so that one which died since, before it was prepared anew, has left nothing either. Undoing the step also
+undoes what it has shown of buffers. So at every version all ranks know the same ones. It costs two small all-reduces
+more in the few steps in which a buffer changes for the first time.
+
+A buffer counts if an operation was seen to write it, or another one of its module. If it only has other bits than
+before, memory may be corrupted, and the next comparison of the states tells. Stages of a pipeline have different
+modules, and do not agree on any. A buffer that changes for the first time after a barrier which stood before the last
+write is a *surprise* (below): ranks agree on it in the next step.
+
 ## Steps with several writes
 
 A step may have any number of writes (`optimizer.step()` of one optimizer after another), with collectives between

@@ -80,6 +80,14 @@ def test_messages_of_processes_that_a_standby_started_as_another_rank_are_doubte
     assert "when it was built as another rank" in ending.words
 
 
+@pytest.mark.parametrize("step", [4, 5, 7])
+@pytest.mark.parametrize("point", ["BEFORE_BARRIER", "BARRIER"])
+def test_a_rank_is_lost_while_ranks_agree_on_buffers_that_change_by_chance(point: str, step: int) -> None:
+    ending = killed_in_phases("buffers_by_chance", [f"kill rank 1 in {point} of step {step}"])
+    verdict, words = judge(ending, undisturbed("buffers_by_chance").digests)
+    assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 1), words
+
+
 @pytest.mark.parametrize("name", ADDED_UP)
 def test_gradients_are_added_up_in_the_order_of_torchrun(name: str, plain: dict[str, str]) -> None:
     assert undisturbed(name).digests == digests_in(plain[name])

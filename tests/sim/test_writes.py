@@ -10,7 +10,7 @@ from relight.core.protocol.fault import Action
 from relight.sim.model.contents import Violation, reference
 from relight.sim.model.schedule import ProcessFault, Schedule, schedule_of
 from relight.sim.model.shapes import SHAPES, pattern_of
-from relight.sim.model.worker.points import RECOVERY_POINTS, SHAPE_POINTS, SHARE_POINTS
+from relight.sim.model.worker.points import AGREE_POINTS, RECOVERY_POINTS, SHAPE_POINTS, SHARE_POINTS
 from relight.sim.planted.mutations import find_mutation
 from relight.sim.search.exhaustive import Script, Searched, explore, situation
 from relight.sim.search.swarm import search
@@ -125,7 +125,7 @@ def test_the_schedules_reach_what_matters() -> None:
 def test_a_fault_at_every_point_of_a_step(action: Action) -> None:
     struck = 0
     for name in SEVERAL:
-        for point in (*SHAPE_POINTS, *SHARE_POINTS, "READY", "BARRIER", "OPTIMIZER", "AFTER_WRITE"):
+        for point in (*SHAPE_POINTS, *SHARE_POINTS, *AGREE_POINTS, "READY", "BARRIER", "OPTIMIZER", "AFTER_WRITE"):
             for nth in (1, 5, 6):
                 faults = (ProcessFault(action=action, point=point, nth=nth),)
                 struck += run(Schedule(seed=nth, world_size=3, standbys=1, faults=faults, shapes=(name,))).faults.struck
@@ -222,6 +222,9 @@ def test_renaming_changes_nothing(shapes: tuple[str, ...], relearns: bool) -> No
         ("surprise-not-doubted", "late-change"),
         ("doubted-at-commit-only", "surprise"),
         ("every-surprise-doubted", "late-change"),
+        ("agreed-after-barrier", "new-buffer"),
+        ("prepared-while-agreeing", "new-buffer"),
+        ("prepared-while-agreeing", "new-buffers"),
     ],
 )
 def test_planted_bugs_are_found(name: str, shape: str) -> None:

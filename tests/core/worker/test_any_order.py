@@ -97,7 +97,8 @@ class Life:
                 happens += [] if self.is_ready else [ev.StatesAgree(), ev.StatesDiffer(), ev.StepUndone()]
                 happens += [ev.Interrupted(), *left] if closed else []
             case State.AT_BARRIER:
-                happens += [ev.BarrierPassed(), ev.BarrierPassed(winds_down=True), ev.CollectiveBroke()]
+                happens += [ev.BarrierPassed(), ev.BarrierPassed(winds_down=True), ev.BarrierPutOff()]
+                happens += [ev.CollectiveBroke()]
                 happens += [ev.Interrupted()] * 2 if closed else []
             case State.WRITING:
                 happens += [ev.StepFinished(f"{worker.version + 1}"), ev.StepFinished("", surprise="more came")]

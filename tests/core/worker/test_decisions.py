@@ -114,6 +114,22 @@ def test_a_step_is_prepared_once_its_private_state_is_kept(worker: Worker) -> No
     assert worker.status().prepared == 0
 
 
+def test_a_rank_withdraws_that_it_is_prepared_if_the_barrier_is_put_off(worker: Worker) -> None:
+    reach_barrier(worker)
+    assert kinds(feed(worker, ev.BarrierPutOff())) == ["WithdrawPrepared"]
+    assert worker.status().prepared == -1
+    assert kinds(feed(worker, ev.GradientsReady())) == ["KeepPrivate"]
+    assert kinds(feed(worker, ev.PrivateKept())) == ["ShowPrepared", "EnterBarrier"]
+    assert worker.status().prepared == 0
+
+
+def test_a_rank_that_is_interrupted_after_the_barrier_was_put_off_goes_back(worker: Worker) -> None:
+    reach_barrier(worker)
+    feed(worker, ev.BarrierPutOff(), stop(2), ev.Interrupted())
+    assert worker.status().prepared == -1
+    assert not worker.status().torn
+
+
 def test_the_version_is_confirmed_before_the_write(worker: Worker) -> None:
     reach_barrier(worker)
     assert kinds(feed(worker, ev.BarrierPassed())) == ["ConfirmVersion", "BeginWrite"]

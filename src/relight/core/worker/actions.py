@@ -92,6 +92,10 @@ class ShowPrepared(Action, frozen=True):
     """Say on the page that this rank is prepared."""
 
 
+class WithdrawPrepared(Action, frozen=True):
+    """Take back that this rank is prepared, and the rank-private state of the next version, before ranks agree."""
+
+
 class EnterBarrier(Action, frozen=True):
     """Enter the barrier's all-reduce."""
 

@@ -58,6 +58,13 @@ class BarrierPassed(_Event, frozen=True):
     winds_down: bool = False
 
 
+class BarrierPutOff(_Event, frozen=True):
+    """The barrier's all-reduce completed here, and some rank has said in it that it is not prepared.
+
+    Its steps have just changed a buffer for the first time. Ranks agree on such buffers, and come to the barrier again.
+    """
+
+
 class CollectiveBroke(_Event, frozen=True):
     """A collective failed because of a peer, not of the script."""
 
@@ -144,6 +151,7 @@ Event = (
     | StatesDiffer
     | PrivateKept
     | BarrierPassed
+    | BarrierPutOff
     | CollectiveBroke
     | CutShort
     | WentOnAlone

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # Made once: a step allocates none of them.
 _KEEP: act.Actions = (act.KeepPrivate(),)
 _ENTER_BARRIER: act.Actions = (act.ShowPrepared(), act.EnterBarrier())
+_WITHDRAW: act.Actions = (act.WithdrawPrepared(),)
 _COMMIT: act.Actions = (act.Commit(),)
 _FIRST_COMMIT: act.Actions = (act.Commit(), act.ReportResumed())
 _OFFER: act.Actions = (act.OfferStep(),)
@@ -109,6 +110,13 @@ def on_barrier_passed(worker: "Worker", event: ev.BarrierPassed) -> act.Actions:
     if event.winds_down:
         worker.last = worker.version + 1
     return pass_barrier(worker, WRITE)
+
+
+def on_barrier_put_off(worker: "Worker", event: ev.BarrierPutOff) -> act.Actions:  # noqa: ARG001
+    """Be unprepared until the barrier comes again: no rank has passed it."""
+    worker.prepared = -1
+    worker.state = State.IN_STEP
+    return _WITHDRAW
 
 
 def on_cut_short(worker: "Worker", event: ev.CutShort) -> act.Actions:

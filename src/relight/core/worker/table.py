@@ -50,6 +50,7 @@ TABLE: Table = {
     ev.StatesDiffer: {State.IN_STEP: step.on_states_differ},
     ev.PrivateKept: {State.IN_STEP: step.on_private_kept},
     ev.BarrierPassed: {State.AT_BARRIER: step.on_barrier_passed},
+    ev.BarrierPutOff: {State.AT_BARRIER: step.on_barrier_put_off},
     ev.CutShort: _in(State, step.on_cut_short),
     ev.WentOnAlone: _in(State, step.on_alone),
     ev.StepUndone: {State.IN_STEP: step.on_undone},

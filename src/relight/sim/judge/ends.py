@@ -10,7 +10,7 @@ from relight.core.protocol.events import Stopped, TrainingDone
 from relight.core.protocol.fault import Action
 from relight.core.recovery.shards import Shards
 from relight.sim.judge.restores import complete_snapshots
-from relight.sim.model.contents import Violation, digest_of, part_key
+from relight.sim.model.contents import State, Violation, digest_of, part_key
 from relight.sim.model.worker.worker import SimulatedWorker
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def check_end(seen: "Checker", end: EndJob, report: JobReport) -> None:
     if not end.error:
         members = _those_who_are_done(seen)
         _check_completed(seen, members)
-        _check_report(seen, report, [worker.state.content for worker in members])
+        _check_report(seen, report, [worker.state for worker in members])
         _check_verdict(seen, report, members)
     elif _is_torn_at_the_end(seen, end.error):
         pass  # it had to end anyway, and what a last checkpoint would need was torn
@@ -58,13 +58,13 @@ def _check_completed(seen: "Checker", members: Sequence[SimulatedWorker]) -> Non
             raise Violation(f"I2: rank {worker.rank} applied the steps {worker.state.applied}")
 
 
-def _check_report(seen: "Checker", report: JobReport, contents: Sequence[int]) -> None:
-    """The report must say what happened. `contents`: by rank, which are right, but for flipped bits."""
+def _check_report(seen: "Checker", report: JobReport, states: Sequence[State]) -> None:
+    """The report must say what happened. `states`: by rank, which are right, but for flipped bits."""
     if (report.final_version, report.until, report.error) != (seen.until, seen.asked, ""):
         raise Violation(f"I12: the report says version {report.final_version} of {report.until}: {report.error}")
     ranks = range(seen.world_size)
     keys = [part_key(rank, seen.parts) for rank in ranks]
-    digests = [digest_of(content, rank, seen.parts) for rank, content in enumerate(contents)]
+    digests = [digest_of(state, rank, seen.parts) for rank, state in enumerate(states)]
     if report.final_state_digest != Shards(keys).digest(digests):
         raise Violation(f"I12: the report has the digest {report.final_state_digest}")
     answered = sorted(number for recovery in report.recoveries for number in recovery.failures)

@@ -21,12 +21,16 @@ class Violation(AssertionError):
 
 
 class State(NamedTuple):
-    """Replicated state. `content` stands for parameters and moments; `applied` lists the steps, in order."""
+    """Replicated state. `content` stands for parameters and moments; `applied` lists the steps, in order.
+
+    `own` has a bit for each step that changed a buffer for the first time: buffers that are in no copy of the state.
+    """
 
     version: int
     lineage: str
     content: int
     applied: tuple[int, ...]
+    own: int = 0
 
     def written(self, gradient: int, *, last: bool) -> "State":
         """The state after one write of a step, in place: it is of no newer version yet."""
@@ -40,11 +44,11 @@ class State(NamedTuple):
         """The state after code between two steps that had a rank's own value of a collective."""
         return self._replace(content=hash((14, self.content, rank)))
 
-    def committed(self) -> "State":
-        """The state after the last write of a step: the next version."""
+    def committed(self, *, finds: bool = False) -> "State":
+        """The state after the last write of a step: the next version. `finds`: a buffer is known to be private."""
         step = self.version
         lineage = f"{hash((3, step, int(self.lineage, 16))) & _MASK:x}"
-        return State(step + 1, lineage, self.content, (*self.applied, step))
+        return State(step + 1, lineage, self.content, (*self.applied, step), self.own | finds << step)
 
 
 _MASK = 2**60 - 1
@@ -61,6 +65,11 @@ def next_private(private: int, step: int) -> int:
     return hash((7, private, step))
 
 
+def private_with_buffer(private: int) -> int:
+    """Private state with a buffer that each rank has for itself from this step on."""
+    return hash((15, private))
+
+
 def late_private(private: int) -> int:
     """Private state that changes once more after the last write."""
     return hash((13, private))
@@ -71,6 +80,8 @@ def derived_private(rank: int, version: int, pattern: Pattern = ONE_WRITE, *, kn
     private = first_private(rank)
     for step in range(version):
         private = next_private(private, step)
+        if pattern.script(step).finders:
+            private = private_with_buffer(private)
         if pattern.script(step).changes_private_late:
             private = late_private(private)
     return private if known else hash((10, private))
@@ -110,8 +121,10 @@ def reference(world_size: int, until: int, pattern: Pattern = ONE_WRITE) -> Refe
             state = state.written(reduce(dict(enumerate(collectives[-1]))), last=number == script.writes - 1)
             if not number:
                 private = tuple(next_private(one, step) for one in private)
+        if script.finders:
+            private = tuple(map(private_with_buffer, private))
         brought.append(tuple(collectives))
-        states.append(state.committed())
+        states.append(state.committed(finds=bool(script.finders)))
         early.append(private)
         privates.append(tuple(late_private(one) for one in private) if script.changes_private_late else private)
     return Reference(tuple(states), tuple(privates), tuple(brought), tuple(early))
@@ -122,6 +135,7 @@ def part_key(rank: int, parts: int) -> str:
     return f"part {rank % parts}" if parts > 1 else ""
 
 
-def digest_of(content: int, rank: int, parts: int) -> str:
+def digest_of(state: State, rank: int, parts: int) -> str:
     """The digest of the part of a state that a rank holds; each part has another one."""
+    content = hash((16, state.content, state.own)) if state.own else state.content
     return f"{content}/{rank % parts}" if parts > 1 else str(content)

@@ -88,6 +88,11 @@ class Page:
         self.words[version % 2] = -1
         self.slots[version % 2] = None
 
+    def withdraw_private(self, version: int) -> None:
+        """Take back the state of an attempt that is undone, or that is not prepared after all."""
+        if self.words[version % 2] == version:
+            self.forget_private(version)
+
     def keep_private(self, version: int, private: int) -> None:
         """The payload first, then the word that says that it is there."""
         self.slots[version % 2] = (version, private)

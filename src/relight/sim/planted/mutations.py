@@ -20,7 +20,17 @@ from relight.core.worker.worker import Worker
 from relight.sim.model.contents import Violation
 from relight.sim.model.schedule import Schedule, random_schedule
 from relight.sim.model.worker.worker import SimulatedWorker
-from relight.sim.planted import controllers, detectors, executions, fallbacks, rules, sharing, supplies, workers
+from relight.sim.planted import (
+    agreeing,
+    controllers,
+    detectors,
+    executions,
+    fallbacks,
+    rules,
+    sharing,
+    supplies,
+    workers,
+)
 from relight.sim.timed.job import Parts, SimulatedJob
 
 
@@ -137,6 +147,14 @@ _WHILE_SHARING = ("BARRIER", "AFTER_STEP", "SHARE", "OUTSIDE", "OPTIMIZER")
 # Code between two steps calls a collective, which a death cuts short.
 _sharing = functools.partial(
     Mutation, within=200, actions=(Action.KILL,), points=_WHILE_SHARING, shapes=("shared-after",)
+)
+# A step changes a buffer for the first time, on some ranks.
+_agreeing = functools.partial(
+    Mutation,
+    within=200,
+    actions=(Action.KILL,),
+    points=("READY", "BARRIER", "AGREE"),
+    shapes=("one", "new-buffer", "one", "new-buffers"),
 )
 _WHILE_FALLING_BACK = ("OUTSIDE", "FORWARD", "READY", "OBEY", "COPY", "ROLLBACK", "REFORM", "RESTORED", "RESUME")
 MUTATIONS = (
@@ -360,6 +378,9 @@ MUTATIONS = (
         decisions=sharing.TakesAHalfCopyForWhole,
         points=(*_WHILE_SHARING, "OBEY", "COPY", "TAKE_OVER"),
     ),
+    _agreeing("agreed-after-barrier", worker=agreeing.AgreesAfterTheBarrier),
+    _agreeing("prepared-while-agreeing", decisions=agreeing.StaysPreparedWhileRanksAgree),
+    _agreeing("undone-private-kept", within=20_000, worker=agreeing.KeepsWhatAnUndoneAttemptKept),
 )
 
 HUNTED = tuple(mutation for mutation in MUTATIONS if mutation.within)

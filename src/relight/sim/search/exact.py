@@ -22,6 +22,8 @@ def exact_key(worker: SimulatedWorker) -> Hashable:
         worker.gradient,
         worker.undo,
         worker.surprised,
+        worker.has_new,
+        worker.agreed,
         worker.planned,
         worker.learner,
         worker.knows,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from relight.sim.search.situation import Situation
 
 # Points at which the reduced gradient in hand is still needed; elsewhere only if the rank is prepared.
-_HOLDS_GRADIENT = frozenset({"COMPARE", "PREPARE", "READY", "BARRIER", "FINISH", "OPTIMIZER", "AFTER_WRITE"})
+_HOLDS_GRADIENT = frozenset({"COMPARE", "PREPARE", "READY", "BARRIER", "AGREE", "FINISH", "OPTIMIZER", "AFTER_WRITE"})
 # Of a message: who says it (the queue tells), and what only people and reports read.
 _UNREAD_FIELDS = frozenset(
     "process rank restore_address restore_endpoint evidence summary traceback why noticed_ns step pid slot agent "
@@ -93,6 +93,8 @@ class Describer:
                 worker.gradient if prepared or worker.point in _HOLDS_GRADIENT else 0,
                 worker.undo,
                 worker.surprised,
+                worker.has_new,
+                worker.agreed,
                 worker.group_generation,
                 worker.operation,
                 worker.staged,

@@ -184,6 +184,11 @@ class PositionPage:
         PRIVATE_HEADER.pack_into(self._map, offset, version, len(payload), digest)
         self._words[word] = version
 
+    def withdraw_private(self, version: int) -> None:
+        """Say that the rank-private state of `version` is not kept here: the step that was to make it is repeated."""
+        if self._words[_PRIVATE_WORDS[version % 2]] == version:
+            self._words[_PRIVATE_WORDS[version % 2]] = -1
+
     def claim_private(self, version: int) -> None:
         """The state of `version` that the agent put here, a predecessor's, is this process's own from now on."""
         self._words[_PRIVATE_WORDS[version % 2]] = version

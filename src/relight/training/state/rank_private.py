@@ -50,7 +50,9 @@ class RankPrivate:
         self._averages = averages
         self.buffers: set[Key] = set()  # known to change in forward
         self._written: set[Key] = set()  # buffers that operations of steps were seen to write
-        self._numbered: tuple[Any, int] = (set(), set()), 0  # both, and the number that stands for them
+        self._agreed: set[Key] = set()  # those of `buffers` that all ranks know to be such
+        self._before: tuple[set[Key], set[Key]] = set(), set()  # `buffers`, and those, when the step began
+        self._looked: tuple[Any, bool] = (set(), set(), set()), False  # for new ones: at what, and the answer
         self._paths: dict[Key, str] = {}  # of these, in order, as they were written down last
         self.with_own_numbers: set[str] = set()  # optimizers that keep numbers which differ between ranks
         self.late_changes = LateChanges()
@@ -107,10 +109,18 @@ class RankPrivate:
         self._objects = {name: encode_tree(tree, name) for name, tree in trees.items()}
         return trees
 
+    def begin(self) -> None:
+        """A step begins: remember what is known of buffers."""
+        self._before = set(self.buffers), self._agreed & self.buffers
+
     def roll_back(self) -> None:
-        """The step under way is undone: what was kept at its barrier is not that of the newest step."""
+        """The step under way is undone: what was kept at its barrier is not that of the newest step.
+
+        Nor is what it has shown of buffers: for the version gone back to, no rank has kept other ones.
+        """
         self._rank_attributes.roll_back()
         self._keep_objects()
+        self.buffers, self._agreed = set(self._before[0]), set(self._before[1])
 
     # --- code between two steps -----------------------------------------------------------------------------------
     def see_code(self, version: int, changed: Iterable[Key]) -> bool:
@@ -177,13 +187,13 @@ class RankPrivate:
         return [*filter(None, (found, self._rank_attributes.lost(of_attributes)))]
 
     # --- buffers that each rank has for itself: the same on all ranks -----------------------------------------------
-    def number_of_buffers(self) -> int:
-        """Return the number that stands for the names of those that steps were seen to write; 0: there are none."""
-        if self._numbered[0] != (known := (self.buffers, self._written)):
-            names = sorted(self._seen_written())
-            number = xxhash.xxh3_64_intdigest(repr(names).encode()) >> 20 | 1 if names else 0
-            self._numbered = tuple(map(set, known)), number
-        return self._numbered[1]
+    @property
+    def has_new_buffers(self) -> bool:
+        """True if steps were seen to write some of which other ranks may not know."""
+        known = self.buffers, self._written, self._agreed
+        if self._looked[0] != known:
+            self._looked = tuple(map(set, known)), not self._seen_written() <= self._agreed
+        return self._looked[1]
 
     def see_written(self, keys: Iterable[Key]) -> None:
         """Operations of a step wrote these buffers: no bit of them has flipped."""
@@ -202,11 +212,21 @@ class RankPrivate:
             row[_place_of(key)] = 1
         return row
 
-    def agree(self, sums: Sequence[int]) -> None:
-        """Take on those of any rank: some change by chance, on one rank before another."""
-        found = {key for key in self._slots.buffers if sums[_place_of(key)]}
+    def in_sums(self, sums: Sequence[int]) -> set[Key]:
+        """Return those of any rank, by these sums of rows: some change by chance, on one rank before another."""
+        return {key for key in self._slots.buffers if sums[_place_of(key)]}
+
+    def agree(self, found: set[Key]) -> None:
+        """Take on those of any rank."""
         self.buffers |= found
         self._written |= found
+        self._agreed |= found
+
+    def include_averages(self) -> None:
+        """Buffers have become the rank's own: those of averages of them are so, too."""
+        if self._averages:
+            self.buffers |= self._averages.like(self.buffers)
+            self._averages.prepare(self.buffers)
 
     def missed(self, tree: Mapping[str, Any]) -> str | None:
         """Return why equal bits cannot be vouched for, if a lost rank had not kept some of them in its `tree`."""
@@ -222,6 +242,7 @@ class RankPrivate:
     def adopt_names(self, named: list[list[str]]) -> None:
         """Take on the names that `named_buffers` returned where a copy of the replica was made."""
         self.buffers = {(owner, name) for owner, name, *_ in named}
+        self._agreed = set(self.buffers)
         self._averages.copied = {(owner, name) for owner, name, *copied in named if copied}
 
     # --- whether there is any ---------------------------------------------------------------------------------------

@@ -32,11 +32,10 @@ class StepImages:
         self._everything = {**state.objects, **state.per_rank}
         self._objects = ObjectImages(self._everything)
         self._is_undone = False  # the newest step, while code after its block may run
-        self._private: set[tuple[str, str]] = set()  # buffers known to be rank-private when the step began
 
     def begin(self, *, learning: bool, writes_come_last: bool) -> None:
         """Copy everything but tensors. `writes_come_last`: nothing is written in front of the barrier."""
-        self._private = set(self._state.rank_private.buffers)
+        self._state.rank_private.begin()
         self.begin_modules(learning=learning)
         self.optimizers.begin()
         if learning:
@@ -95,7 +94,6 @@ class StepImages:
         """Make everything but the gradients what it was when the step began."""
         self.put_back_code()
         self._state.rank_private.roll_back()
-        self._state.rank_private.buffers = self._private  # for the version gone back to, no rank has kept other buffers
 
     def drop(self) -> None:
         """Give up all copies."""

@@ -194,10 +194,7 @@ class Transaction:
             if self.has_new_writer:
                 self._state.rank_private.see_own_numbers()
             self._plan.see_changes(now, early=early)
-        averages, private = self._state.averages, self._state.rank_private
-        if averages:
-            private.buffers |= averages.like(private.buffers)
-            averages.prepare(private.buffers)
+        self._state.rank_private.include_averages()
         if early:
             self._needs.pass_barrier(now)
 

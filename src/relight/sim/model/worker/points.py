@@ -30,6 +30,8 @@ SHARE_POINTS = (
     "SHARE",  # in a collective between two steps
     "UNSHARED",  # it broke, and no order explains it yet
 )
+# Only where ranks agree on buffers that are each rank's own.
+AGREE_POINTS = ("AGREE",)
 RECOVERY_POINTS = (
     "STOP",  # about to report its status
     "PARKED",  # waiting for the decision
@@ -81,7 +83,7 @@ WAITS = {
     State.RESTORED: "RESTORED",
     State.FAILED: "FAILED",
 }
-COLLECTIVES = frozenset("ASK GRADIENT SECOND COMPARE BARRIER EXTRA SHARE".split())
+COLLECTIVES = frozenset("ASK GRADIENT SECOND COMPARE BARRIER AGREE EXTRA SHARE".split())
 # Where patience ends, in seconds: runtime.VERDICT_SECONDS and `controller_timeout_seconds`, `restore_timeout_seconds`,
 # the store's in group.py, and OTHERS_SECONDS in checkpoint/writer.py.
 PATIENCE_SECONDS = {

@@ -120,6 +120,7 @@ def _await_copies(worker: "Worker", action: act.Action) -> None:
 
 def _roll_back(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
     roll_back(worker)
+    worker.page.withdraw_private(worker.machine.version + 1)
 
 
 def _offer(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001

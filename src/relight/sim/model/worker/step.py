@@ -17,7 +17,7 @@ from relight.sim.model.contents import (
     part_key,
 )
 from relight.sim.model.shapes import learnt_shape
-from relight.sim.model.worker import writes
+from relight.sim.model.worker import barrier, writes
 
 if TYPE_CHECKING:
     from relight.sim.model.worker.worker import SimulatedWorker as Worker
@@ -90,7 +90,7 @@ def _assign_buddies(worker: "Worker", action: act.AssignBuddies) -> None:
 
 def digest(worker: "Worker", state: State | None = None) -> str:
     """The digest of a worker's part of its state, or of another one."""
-    return digest_of((state or worker.state).content, worker.rank, worker.world.parts)
+    return digest_of(state or worker.state, worker.rank, worker.world.parts)
 
 
 # --- the loop -----------------------------------------------------------------------------------------------------
@@ -111,6 +111,7 @@ def _begin_step(worker: "Worker") -> None:
     worker.page.prepared = -1
     worker.page.step = worker.state.version
     pattern = worker.world.pattern
+    worker.has_new, worker.agreed = pattern.script(worker.state.version).finds(worker.rank), False
     worker.planned = learnt_shape(pattern.script(worker.state.version), worker.learner) if pattern.learns else None
     worker.undo = worker.state if worker.shape.written_before else None
     worker.stamp(Phase.FORWARD)
@@ -125,7 +126,7 @@ def _run_forward(worker: "Worker") -> None:
     worker.stamp(Phase.BACKWARD)
     mine = contribution(worker.state, worker.private, worker.rank)
     worker.world.checker.wrong.follows(mine, worker.state.content, worker.private)
-    if not writes.enter(worker, "GRADIENT", mine):
+    if not barrier.enter(worker, "GRADIENT", mine):
         worker.interrupt()
 
 
@@ -138,7 +139,7 @@ def _on_gradient(worker: "Worker") -> None:
     if worker.shape.written_before:
         writes.write_undoably(worker)
     else:
-        writes.approach_barrier(worker)
+        barrier.approach_barrier(worker)
 
 
 # --- scripts that leave their loops (training/worker/membership.py) ----------------------------------------------
@@ -148,13 +149,13 @@ def _after_step(worker: "Worker") -> None:
         worker.machine.left = worker.state.version
     if not worker.world.pattern.script(worker.state.version - 1).shares_after:
         worker.want_step()
-    elif not writes.enter(worker, "SHARE", 1):
+    elif not barrier.enter(worker, "SHARE", 1):
         _go_on_alone(worker)
 
 
 def _on_shared(worker: "Worker") -> None:
     """All is as it should be, or a peer was lost: then wait for the Stop that explains it."""
-    if writes.outcome(worker) is not None:
+    if barrier.outcome(worker) is not None:
         worker.want_step()
     elif actions := worker.machine.handle(happened.CollectiveBroke()):
         worker.go_to("UNSHARED")
@@ -179,13 +180,13 @@ def want(worker: "Worker") -> None:
     may_be_left = world.leaves > 0 and machine.may_be_left and not machine.closed and world.world_size > 1
     if may_be_left and worker.asked_in != machine.generation:
         worker.asked_in = machine.generation
-        writes.enter(worker, "ASK", int(machine.left is not None))
+        barrier.enter(worker, "ASK", int(machine.left is not None))
     else:
         worker.feed(happened.StepWanted())
 
 
 def _on_asked(worker: "Worker") -> None:
-    votes = writes.outcome(worker)
+    votes = barrier.outcome(worker)
     if votes is None:
         worker.await_stop()
         return

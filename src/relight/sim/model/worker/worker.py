@@ -41,9 +41,9 @@ class SimulatedWorker:
 
     __slots__ = tuple(
         (
-            "alive asked_in awake content copying doubts frozen gradient group_generation hung knows last_report "
-            "learner lower machine meeting_generation name next_private offer operation page planned point private "
-            "resume_on_thaw staged stalled state struck surprised ticket todo undo unread waits_on world"
+            "agreed alive asked_in awake content copying doubts frozen gradient group_generation has_new hung knows "
+            "last_report learner lower machine meeting_generation name next_private offer operation page planned point "
+            "private resume_on_thaw staged stalled state struck surprised ticket todo undo unread waits_on world"
         ).split()
     )
 
@@ -53,8 +53,7 @@ class SimulatedWorker:
         self.machine = self.decisions(-1 if rank is None else rank, is_standby=rank is None, until=world.until)
         self.machine.lineage = FIRST_STATE.lineage
         self.alive = True
-        self.frozen = False  # SIGSTOP: no thread of it runs
-        self.hung = False  # its main thread never comes back; the others run
+        self.frozen = self.hung = False  # SIGSTOP: no thread of it runs; or its main thread never comes back
         self.struck = False  # some fault has struck this process
         self.page = Page()
         self.state = FIRST_STATE
@@ -63,6 +62,7 @@ class SimulatedWorker:
         self.learner = learner()  # of a job whose ranks learn
         self.planned: Shape | None = None  # by what was learnt, of the step in flight
         self.knows = False  # it has been surprised, or has heard of a surprise: kept for the judge
+        self.has_new = self.agreed = False  # it changes a buffer for the first time: this rank knows; all know
         self.surprised = False  # more came after the barrier of the step in flight than the last write
         self.asked_in = 0  # the generation in which it has asked whether others have left their loops
         self.group_generation = 0  # of the group it is attached to; 0: none

@@ -4,7 +4,7 @@ The barrier stands before the last write, or at the end of the step. Writes befo
 what they write; the one after it is finished by each rank alone. See sim/model/shapes.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from relight.core.protocol import events as ev
@@ -14,44 +14,18 @@ from relight.core.worker import events as happened
 from relight.core.worker.states import State as Stand
 from relight.sim.model.contents import (
     State,
-    Violation,
     contribution,
     late_private,
     reduce,
 )
-from relight.sim.model.shapes import seen_pattern
+from relight.sim.model.worker import barrier
+from relight.sim.model.worker.barrier import approach_barrier, enter, outcome
 
 if TYPE_CHECKING:
     from relight.sim.model.worker.worker import SimulatedWorker as Worker
 
 
-# In what a rank brings to a barrier:
-_PAUSE = 1 << 40  # all are to pause after this step
-_KNOWS = 1 << 41  # it had heard of a surprise; read by the judge alone
-_PATTERN = 1 << 42  # the number of its pattern
-
-
 # --- collectives --------------------------------------------------------------------------------------------------
-def enter(worker: "Worker", kind: str, mine: int) -> bool:
-    """Begin a collective. False if the generation is closed, so that it breaks at once."""
-    if worker.machine.closed:
-        return False
-    group = worker.world.group(worker.group_generation)
-    worker.page.collectives += 1
-    worker.operation = group.enter(worker.rank, (kind, worker.state.version, worker.state.lineage), mine)
-    worker.world.entered(group, worker.operation)
-    worker.go_to(kind)
-    return True
-
-
-def outcome(worker: "Worker") -> dict[int, int] | None:
-    """Everyone's contributions, or None if the collective broke."""
-    operation = worker.world.group(worker.group_generation).operations.get(worker.operation)
-    if operation is None or not operation.outcome[worker.rank]:
-        return None
-    return operation.entered
-
-
 def take_gradient(worker: "Worker") -> bool:
     """False if the collective broke, or the generation was closed meanwhile."""
     contributions = outcome(worker)
@@ -136,89 +110,6 @@ def change_private_late(worker: "Worker") -> None:
         worker.world.checker.wrong.follows(worker.next_private, before)
 
 
-# --- the barrier --------------------------------------------------------------------------------------------------
-def approach_barrier(worker: "Worker") -> None:
-    """Compare the states if that is due, and prepare."""
-    every = worker.world.verify_every
-    if not worker.machine.compares(every, first=bool(every)):
-        worker.feed(happened.GradientsReady())
-        return
-    worker.stamp(Phase.BARRIER)
-    if not enter(worker, "COMPARE", worker.state.content):
-        worker.interrupt()
-
-
-def _on_compared(worker: "Worker") -> None:
-    contents = outcome(worker)
-    if contents is None:
-        worker.await_stop()
-    elif _differ(worker, [contents[rank] for rank in sorted(contents)]):
-        worker.feed(happened.StatesDiffer())
-    else:
-        worker.feed(happened.StatesAgree())
-        worker.feed(happened.GradientsReady())
-
-
-def _differ(worker: "Worker", contents: Sequence[int]) -> bool:
-    parts = worker.world.parts
-    return any(content != contents[rank % parts] for rank, content in enumerate(contents))
-
-
-def _report_difference(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
-    contents = outcome(worker) or {}
-    worker.world.send(
-        worker,
-        ev.StateDiffers(
-            process=worker.name,
-            rank=worker.rank,
-            generation=worker.machine.generation,
-            step=worker.state.version,
-            digests=tuple(contents[rank] for rank in sorted(contents)),
-            noticed_ns=1,
-        ),
-    )
-    worker.go_to("DIFFERS")
-
-
-def _keep_private(worker: "Worker", action: act.Action) -> happened.PrivateKept:  # noqa: ARG001
-    worker.page.keep_private(worker.state.version + 1, worker.next_private)
-    return happened.PrivateKept()
-
-
-def _show_prepared(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
-    worker.page.prepared = worker.state.version
-
-
-def _enter_barrier(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
-    worker.stamp(Phase.BARRIER)
-    vote = (1 if worker.lower is None else worker.lower.vote()) + _PAUSE * worker.machine.winding_down
-    if worker.world.pattern.learns:
-        vote += _KNOWS * worker.knows + _PATTERN * worker.learner.number(seen_pattern(worker.shape, worker.learner))
-    if not enter(worker, "BARRIER", vote):
-        worker.interrupt()
-
-
-def _on_barrier(worker: "Worker") -> None:
-    votes = outcome(worker)
-    if votes is None:
-        worker.await_stop()
-        return
-    if worker.lower is not None:
-        worker.lower.count(sum(vote % _PAUSE for vote in votes.values()))
-    if worker.world.pattern.learns:
-        _learn(worker, votes)
-    worker.feed(happened.BarrierPassed(winds_down=any(vote & _PAUSE for vote in votes.values())))
-
-
-def _learn(worker: "Worker", votes: dict[int, int]) -> None:
-    """Count the patterns of all ranks (`Transaction.count`)."""
-    seen, heard = seen_pattern(worker.shape, worker.learner), any(vote & _KNOWS for vote in votes.values())
-    if heard and not worker.shape.is_at_end:
-        raise Violation(f"I21: rank {worker.rank} has its barrier before a write, though some rank knew of a surprise")
-    worker.learner = worker.learner.count(seen, sum(vote // _PATTERN for vote in votes.values()), len(votes))
-    worker.knows |= heard or worker.learner.differs
-
-
 def _report_broken_collective(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
     worker.world.send(
         worker,
@@ -271,7 +162,7 @@ def finish(worker: "Worker") -> None:
 
 
 def _commit(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
-    worker.state = all_written(worker).committed()
+    worker.state = all_written(worker).committed(finds=worker.agreed)
     worker.private = worker.next_private
     drop_pre_images(worker)
     page = worker.page
@@ -360,11 +251,10 @@ def _interrupt(worker: "Worker") -> None:
 
 
 POINTS: dict[str, Callable[["Worker"], None]] = {
+    **barrier.POINTS,
     "FIRST_WRITE": _on_first_write,
     "SECOND": _on_second,
     "LAST_WRITE": _on_last_write,
-    "COMPARE": _on_compared,
-    "BARRIER": _on_barrier,
     "VERDICT": _interrupt,
     "DIFFERS": _interrupt,
     "OPTIMIZER": _on_written,
@@ -373,12 +263,9 @@ POINTS: dict[str, Callable[["Worker"], None]] = {
     "AFTER_WRITE": finish,
 }
 CARRY_OUTS: dict[type[act.Action], Callable[..., happened.Event | None]] = {
-    act.ReportDifference: _report_difference,
-    act.KeepPrivate: _keep_private,
+    **barrier.CARRY_OUTS,
     act.KeepPrivateAnew: _keep_private_anew,
     act.Doubt: doubt,
-    act.ShowPrepared: _show_prepared,
-    act.EnterBarrier: _enter_barrier,
     act.ReportBrokenCollective: _report_broken_collective,
     act.FinishStep: _finish_step,
     act.ConfirmVersion: _confirm_version,

@@ -103,8 +103,12 @@ class StateTaking:
 
     # --- the state --------------------------------------------------------------------------------------------------
     def _roll_back(self, action: act.RollBack | None = None) -> None:  # noqa: ARG002
-        """Undo the step under way, if it was not committed; a replacement has no gradients of older ones either."""
+        """Undo the step under way, if it was not committed; a replacement has no gradients of older ones either.
+
+        What an undone attempt has kept for the next version is withdrawn: the next one may agree on other buffers.
+        """
         self._transaction.roll_back()
+        self._runtime.page.withdraw_private(self._worker.version + 1)
         self._state.gradients.clear()
 
     def _offer(self, action: act.Offer) -> None:  # noqa: ARG002
