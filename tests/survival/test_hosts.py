@@ -1,5 +1,7 @@
 """State that must cross from one host to another: on one machine, with the way within the machine taken away."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.survival.harness import Bench, Job, Training
@@ -13,9 +15,13 @@ KILL = "kill rank 1 in BACKWARD of step 4"
 def part_hosts(job: Job, standbys: int) -> None:
     """Remove the workers' Unix sockets for state: each is on a host of its own from here on."""
     job.wait_until(lambda: job.journal().count('"type":"StandbyReady"') == standbys, "all standbys are warm")
-    sockets = list(job.temporary.glob("**/restore-*.sock"))
-    assert len(sockets) == job.training.ranks + standbys
-    for path in sockets:
+    processes = job.training.ranks + standbys
+
+    def sockets() -> list[Path]:
+        return list(job.temporary.glob("**/restore-*.sock"))
+
+    job.wait_until(lambda: len(sockets()) == processes, "all processes listen")  # a rank may start after a standby
+    for path in sockets():
         path.unlink()
 
 
