@@ -199,6 +199,7 @@ _STEP = "def train(s):\n with s as b:\n  {}\n{}for s in steps(): loss = train(s)
 RETURNS = {
     "a value": (_STEP.format("x = 1\n  return x", ""), 4),
     "several values, in a branch": (_STEP.format("if b: return b, 1\n  pass", " return 0\n"), 3),
+    "a constant": (_STEP.format("x = 1\n  return True", ""), 4),
     "after the block": (_STEP.format("x = 1", " return x\n"), None),
     "no value": (_STEP.format("if b: return\n  return None", ""), None),
     "of a function inside": (_STEP.format("f = lambda: b\n  def g(): return b", " return f\n"), None),

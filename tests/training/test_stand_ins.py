@@ -133,6 +133,14 @@ def test_what_had_a_value_gets_it_back_and_the_rest_is_unset_again(is_function: 
     assert then == {**was, "meter": {"a": None}, "loss": 8}
 
 
+def test_an_item_that_reading_would_make_is_not_made(tmp_path: Path) -> None:
+    body = (
+        "counts = defaultdict(float)\nwith step as x:\n interrupt(0)\n counts['a'] += 1\n"
+        "found.append(dict(counts))\nstep.stand_ins.drop()\nfound.append(dict(counts))\n"
+    )
+    assert [plain(one) for one in run_file(tmp_path / "script.py", body, Block())["found"]] == [{"a": 1}, {}]
+
+
 def plain(names: dict[str, Any]) -> dict[str, Any]:
     """Return values with 1 for each stand-in, whose comparisons are false."""
 
@@ -189,7 +197,9 @@ def test_what_is_computed_with_one() -> None:
 
 def run_file(path: Path, text: str, step: Block, *, all_names: bool = False) -> dict[str, Any]:
     """Run a script; return its names."""
-    imports = "import json, math, statistics\nfrom argparse import Namespace\nfrom collections import deque\n"
+    imports = (
+        "import json, math, statistics\nfrom argparse import Namespace\nfrom collections import defaultdict, deque\n"
+    )
     path.write_text(f"{imports}import numpy as np\nimport torch\n{text}")
     step.all_names = all_names
     names = {"step": step, "interrupt": step.interrupt, "found": [], "__name__": "script"}

@@ -333,8 +333,9 @@ class Adoption:
         if tree["lacking"]:
             return (
                 f"{_described(tree['lacking'])}: changed after the last write of a step, in some steps at least, and "
-                "a rank goes on with what was kept before that: it lacks what that step may have changed. Change them "
-                "before the write; values that are only shown survive with step.report(...) and training.log_to(...)"
+                "a rank was restored from a copy made before that: it lacks what that step may have changed. Change "
+                "them before the write; values that are only shown survive with step.report(...) and "
+                "training.log_to(...)"
             )
         return None
 

@@ -15,8 +15,8 @@ from relight.training.state.modules.attributes import AttributeLog
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 _MOVED = (
-    "{names}: an attribute of a module that differs from rank to rank, changed after the block, and a rank goes "
-    "on with what was kept before that. Change it inside `with step`"
+    "{names}: an attribute of a module that differs from rank to rank, changed after the block, and a rank was "
+    "restored from a copy made before that. Change it inside `with step`"
 )
 _GUESSED = (
     "attributes of modules differ from rank to rank, and a rank was lost before that showed: its replacement has those "

@@ -23,7 +23,7 @@ _LOOKS, _LOOKS_EVERY = 3, 64  # at what code between steps writes: the first tim
 _NAMED = 3  # tensors in a message
 _PLACES = 4096  # in a row of numbers that says which buffers a rank has for itself
 _MOVED = (
-    "{names}: each rank has its own, changed after the block, and a rank goes on with what was kept before that. "
+    "{names}: each rank has its own, changed after the block, and a rank was restored from a copy made before that. "
     "Change it inside `with step`"
 )
 

@@ -190,7 +190,7 @@ class StepLoop:
             runtime.notices.doubt(doubt)
         self._checks.look_at_block(frame)
         if not runtime.is_rehearsing:
-            parts.barrier.compare_rank_values()
+            parts.barrier.agreement.compare_rank_values()
             if runtime.settings.examined:
                 examine(parts)
 

@@ -112,7 +112,7 @@ class _Names:
             return None if is_else else AttributeSpot(owner, node.attr)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             owner = self.value(node.value)
-            return DictSpot(owner, node.slice.value) if isinstance(owner, dict) else None
+            return _Item(owner, node.slice.value) if isinstance(owner, dict) else None
         return None
 
     def value(self, node: ast.expr) -> Any:
@@ -133,6 +133,13 @@ class _Local(Spot):
 
     def set(self, value: Any) -> None:
         set_local(self._frame, self._name, value)
+
+
+class _Item(DictSpot):
+    """An item of a dictionary, which reading does not make (`defaultdict`)."""
+
+    def get(self) -> Any:
+        return dict.get(self._names, self._name, MISSING)
 
 
 def _takes_any(owner: Any, name: str) -> bool:

@@ -274,9 +274,14 @@ def returns_from(frame: FrameType) -> str | None:
         return None
     block = way[-1][0][way[-1][1]]
     for statement in source.statements_of(getattr(block, "body", [])):
-        if isinstance(statement, ast.Return) and not isinstance(statement.value, (ast.Constant, type(None))):
+        if isinstance(statement, ast.Return) and not _is_none(statement.value):
             return f"{source.short(frame.f_code.co_filename)}:{statement.lineno}"
     return None
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    """Return whether a `return` gives nothing."""
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)
 
 
 def _counts(test: ast.expr) -> bool:

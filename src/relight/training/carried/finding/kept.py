@@ -20,7 +20,7 @@ MOST_LOG_LEAVES = 128  # of each value that is only accumulated or shown
 NEVER = object()  # no value
 CHANGES = "changes from step to step"
 UNSETTLED = (
-    "{names}: carried by the script, changed after the block, and a rank goes on with what was kept before that. "
+    "{names}: carried by the script, changed after the block, and a rank was restored from a copy made before that. "
     "Change them inside `with step`"
 )
 

@@ -55,8 +55,7 @@ class Barrier:
         self._snapshots = tiers.snapshots
         self._publishing = tiers.publishing
         self._sums = Sums(runtime)
-        self._agreement = Agreement(runtime, state, assignment, private, transaction, rank_values, self._sums)
-        self.compare_rank_values = self._agreement.compare_rank_values
+        self.agreement = Agreement(runtime, state, assignment, private, transaction, rank_values, self._sums)
         self._is_early = False  # it stands in front of a write
         self._outcome: happened.BarrierPassed | happened.BarrierPutOff | None = None  # None: it broke
         self._carry_outs: Mapping[type[act.Action], Callable[[], None]] = {
@@ -97,18 +96,18 @@ class Barrier:
         if worker.closed:
             raise StepInterrupted("the generation was closed before this rank was prepared")
         self._is_early = early
-        self._agreement.compare(early=early)
+        self.agreement.compare(early=early)
         self._recovery.before_barrier()
         self._transaction.prepare(early=early)
-        if self._agreement.has_new_buffers:
+        if self.agreement.has_new_buffers:
             runtime.page.stamp(_BARRIER)
             if self._complete_all_reduce(runtime) is None:
                 raise StepInterrupted("the generation was closed before the ranks agreed on their buffers")
-            self._agreement.agree_on_buffers()
+            self.agreement.agree_on_buffers()
         self._prepare()
         while self._outcome is _PUT_OFF:
             self._carry_out(worker.handle(_PUT_OFF))
-            self._agreement.agree_on_buffers()
+            self.agreement.agree_on_buffers()
             self._prepare()
         if self._outcome is not None:
             self._carry_out(worker.handle(self._outcome))
@@ -191,7 +190,7 @@ class Barrier:
         """
         version, vote = self._worker.version, self._snapshots.vote()
         private, attributes = self._state.rank_private, self._state.rank_attributes.number()
-        late, new = 0 if self._state.pipelines else private.number(), self._agreement.has_new_buffers
+        late, new = 0 if self._state.pipelines else private.number(), self.agreement.has_new_buffers
         row = [1, version, self._worker.winding_down, self._transaction.number, attributes, late, new, *vote]
         sums = self._sums.add_up(row, strike=True)
         if sums is None:
@@ -201,7 +200,7 @@ class Barrier:
         if with_new:
             return _PUT_OFF
         if all_late != ranks * late:
-            self._agreement.compare_late_changes(early=self._is_early)
+            self.agreement.compare_late_changes(early=self._is_early)
         self._transaction.count(patterns, ranks)
         if (guessed := self._state.rank_attributes.compare(attributes, all_attributes, ranks)) is not None:
             runtime.notices.doubt(guessed)
