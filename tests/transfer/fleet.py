@@ -188,12 +188,20 @@ def _run_engine(pipe: Connection, place: str, name: str, mode: str) -> None:
         "fail": lambda at: setattr(engine, "fails_at", at),
         "take": lambda _: take(),
         "trust": lambda _: setattr(EngineSession, "_load", _trust),
-        "load": lambda _: (len(os.listdir("/proc/self/fd")), _resident_bytes(), threading.active_count()),
+        "load": lambda _: _load(),
     }
     with contextlib.suppress(EOFError), receiver:
         while True:
             command, argument = pipe.recv()
             pipe.send(commands[command](argument))
+
+
+def _load() -> tuple[int, int, int]:
+    """Descriptors, resident bytes and threads, once the threads that populate memory have ended by themselves."""
+    for thread in threading.enumerate():
+        if thread.name == "relight-populate":
+            thread.join()
+    return len(os.listdir("/proc/self/fd")), _resident_bytes(), threading.active_count()
 
 
 def _resident_bytes() -> int:
