@@ -384,11 +384,20 @@ def batch_sampler():
 
 def manual():
     """Manual optimization with accumulation and warm-up by hand, in one optimizer, as in diffusion scripts."""
+    _accumulate_by_hand(net)
 
+
+def manual_large():
+    """Manual optimization that accumulates 34 MiB of gradients."""
+    _accumulate_by_hand(lambda: nn.Sequential(nn.Linear(8, 2**19), nn.Linear(2**19, 8)))
+
+
+def _accumulate_by_hand(make_net):
     class Module(Base):
         def __init__(self):
             super().__init__()
             self.automatic_optimization = False
+            self.net = make_net()
             self.updates = 0
 
         def training_step(self, batch, batch_idx):

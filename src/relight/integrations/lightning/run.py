@@ -22,6 +22,7 @@ from relight.integrations.lightning.effects import Effects
 from relight.integrations.lightning.refusals import refuse_data
 from relight.integrations.lightning.state import Progress, RankProgress, is_lightnings, is_own
 from relight.integrations.lightning.values import is_plain
+from relight.integrations.lightning.waiting import WaitingGradients
 from relight.integrations.trainers.held import HeldScheduler, modules_held
 from relight.integrations.trainers.refused import lightning as refused
 
@@ -92,6 +93,7 @@ class FitRun:
             trainer, self.effects, lambda: self._number, self._carried_pending, self._take_pending, self._reader
         )
         optimizers = strategy.optimizers
+        self._waiting = None if self._is_automatic else WaitingGradients(strategy.model, optimizers)
         self._schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
         schedulers = [HeldScheduler(each) if isinstance(each, ReduceLROnPlateau) else each for each in self._schedulers]
         averages = _averages(trainer)
@@ -104,7 +106,11 @@ class FitRun:
             data=data,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             rng="preserve",
-            per_rank={"trainer": rank_progress, **_named("callback", saying)},
+            per_rank={
+                "trainer": rank_progress,
+                **_named("callback", saying),
+                **({"waiting_gradients": self._waiting} if self._waiting is not None else {}),
+            },
             progress=self.progress,
             **_named("scheduler", schedulers),
             **averages,
@@ -134,6 +140,8 @@ class FitRun:
         trainer.training = True  # an attempt may have ended in a validation
         trainer.lightning_module._current_fx_name = None
         self._decide_on_buffers(step.number)
+        if self._waiting is not None:
+            self._waiting.begin()
         reader = self._reader
         batches = reader.read(item) if reader is not None else item  # after hooks that may change the dataset
         if step.warmup:
@@ -225,8 +233,9 @@ class FitRun:
         """Forward, backward, and the write if one is due. Returns the outputs of the batch."""
         trainer, epoch = self._trainer, self._epoch
         kwargs = epoch._build_kwargs(OrderedDict(), batch, batch_idx)
-        if not self._is_automatic:
-            return epoch.manual_optimization.run(kwargs)
+        if self._waiting is not None:
+            with self._waiting.batch():
+                return epoch.manual_optimization.run(kwargs)
         automatic = epoch.automatic_optimization
         make = automatic._make_closure
 

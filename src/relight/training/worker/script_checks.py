@@ -101,7 +101,8 @@ class ScriptChecks:
     def see_update(self, *, trained: bool) -> None:
         """The block of a step has ended. Warn of gradients that are pending if it trained nothing."""
         self._saw_update |= trained
-        if trained or not self._parts.state.gradients.have_come():
+        gradients = self._parts.state.gradients
+        if trained or gradients.are_kept or not gradients.have_come():
             return
         self._runtime.notices.say(
             "accumulate",

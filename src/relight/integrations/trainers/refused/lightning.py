@@ -149,10 +149,10 @@ LATE_SCHEDULE = Refusal(
     when=WHEN_MET,
 )
 ACCUMULATED = Refusal(
-    "manual optimization that accumulates gradients over several batches",
-    "a step is one batch, and gradients that go on to the next one are lost with a failure",
+    "manual optimization that accumulates more than 32 MiB of gradients over several batches",
+    "a step is one batch; gradients that go on to the next one are kept for a replacement, in memory of a fixed size",
     "automatic optimization with accumulate_grad_batches, or larger batches",
-    when="not refused, only said: after a failure between two such batches the bits are not vouched for",
+    when="in the first batch without an optimizer step",
 )
 BATCH = Refusal(
     "a hook `on_train_batch_end` of yours, if batches or outputs are more than tensors, lists, tuples and dicts",

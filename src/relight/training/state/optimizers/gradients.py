@@ -30,6 +30,8 @@ class Gradients:
         objects: Mapping[str, Any],
         slots: Slots,
         members: OptimizerMembers,
+        *,
+        are_kept: bool = False,
     ) -> None:
         """Look after the gradients of `parameters`, and of `own`, of `per_rank` modules.
 
@@ -38,7 +40,9 @@ class Gradients:
             objects: that were handed over; scalers among them count what they have unscaled.
             slots: of the parameters, for their names.
             members: the parameters that optimizers update.
+            are_kept: an object in `per_rank` keeps those of steps in which no optimizer steps.
         """
+        self.are_kept = are_kept
         self._parameters, self._own, self._slots, self._members = parameters, own, slots, members
         self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
         # Whether they were None, not zeros, when the step under way started; also those of `per_rank` modules.

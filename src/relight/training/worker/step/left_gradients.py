@@ -79,7 +79,8 @@ class LeftGradients:
         waiting = self._gradients.waiting
         for number in self._zeroed & waiting.keys():
             del waiting[number]
-        for name, optimizer in self._optimizers.items():
+        are_kept = self._gradients.are_kept and not self._stepped
+        for name, optimizer in self._optimizers.items() if not are_kept else ():
             held = parameters_of(optimizer)
             if name in self._stepped:
                 for one in held:
