@@ -183,6 +183,10 @@ holds is right.
 The bits stay doubted also where all follow a rank that had completed the collective: variables of the script, which
 each rank keeps for itself, may hold the value of the cut one.
 
+Variables that code changes after the barrier are not in what a rank lost there had kept. Its replacement takes the
+present values of its source where both had kept equal ones at the barrier. The bits are doubted all the same: only code
+that does the same on all ranks makes these values right.
+
 ## The start
 
 The ranks start once all *nodes* of the job have joined, on these and in their order, whatever else has joined by then.

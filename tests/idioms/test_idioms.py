@@ -81,6 +81,14 @@ def test_messages_of_processes_that_a_standby_started_as_another_rank_are_doubte
     assert "when it was built as another rank" in ending.words
 
 
+@pytest.mark.parametrize("fault", ["kill rank 1 in AFTER_WRITE of step 5", "kill rank 0 in AFTER_STEP of step 8"])
+def test_a_replacement_takes_what_all_ranks_change_alike_after_an_epoch(fault: str) -> None:
+    ending = killed_in_phases("epochs_halved_by_hand", [fault])
+    verdict, words = judge(ending, undisturbed("epochs_halved_by_hand").digests)
+    assert (verdict, ending.bits) == (Verdict.EQUAL, "not known"), words
+    assert "right if that code does the same on all ranks" in ending.words
+
+
 @pytest.mark.parametrize("step", [4, 5, 7])
 @pytest.mark.parametrize("point", ["BEFORE_BARRIER", "BARRIER"])
 def test_a_rank_is_lost_while_ranks_agree_on_buffers_that_change_by_chance(point: str, step: int) -> None:

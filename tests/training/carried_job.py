@@ -45,6 +45,7 @@ class Moment:
     replica: bytes
     noticed: dict[str, int]
     told: str  # by a survivor, at the recovery
+    late: bytes = b""  # values of a survivor that the lost rank had not changed yet
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict)  # of the script: contents, and when they changed
 
 
@@ -349,7 +350,10 @@ class Job:
         if self.moments and self.moments[-1].place == f"after step {self.version - 1}":
             lost = self.moments[-1]
             told = lost.told or self._risk_now()
-            self.moments[-1] = replace(lost, replica=self._replica(), noticed=self.carried.noticed(), told=told)
+            late = self.carried.keeper.late_values(decode_tree(lost.private).get("carried"))
+            self.moments[-1] = replace(
+                lost, replica=self._replica(), noticed=self.carried.noticed(), told=told, late=late
+            )
         if self._is_struck:
             self._recover()
 
@@ -375,7 +379,7 @@ class Job:
         state.adopt_attributes(meta)
         private = decode_tree(lost.private)
         state.rank_private.adopt(private)
-        self._tell(self.carried.adopt(private.get("carried"), lost.noticed, lost.version))
+        self._tell(self.carried.adopt(private.get("carried"), lost.noticed, lost.version, lost.late))
         for doubt in state.rank_private.lost(private.get("late")):
             self._tell(doubt)
         self._tell(state.adopt_besides(meta))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from relight.training.carried.adoption import Adoption
 from relight.training.carried.doubts import Doubts
-from relight.training.carried.succession import Adoption
 from relight.training.carried.undo import Undo
 from tests.training.carried_times import FAILURES, Case, draw, judge
 

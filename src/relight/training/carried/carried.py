@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from relight.training.carried.adoption import Adoption
 from relight.training.carried.doubts import Doubts
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.search import Search
 from relight.training.carried.finding.spots.spot import is_empty
+from relight.training.carried.late_values import taken
 from relight.training.carried.rank_values import RankValues
-from relight.training.carried.succession import Adoption, Keeper
+from relight.training.carried.succession import Keeper
 from relight.training.carried.undo import Undo
 from relight.training.carried.values.parts import Parts
 from relight.training.state.values.marks import changed
@@ -59,8 +61,8 @@ class Carried:
         self.show, self.made_in = self._spots.show, self._search.made_in
         self._undo = Undo(self._catalog)
         self.doubts = Doubts(self._catalog)
-        self._keeper = Keeper(self._catalog, is_id)
-        self.moved, self.ends_epoch = self._keeper.moved, self._loop.ends_epoch
+        self.keeper = Keeper(self._catalog, is_id)
+        self.moved, self.ends_epoch = self.keeper.moved, self._loop.ends_epoch
         self._adoption = Adoption(self._catalog)
         self.rank_values = RankValues(self._catalog)
         self._missed = False  # the first values are those at the entry of the first step
@@ -111,10 +113,7 @@ class Carried:
         return doubt or self._spots.settings.files.doubt_of_undone() or None
 
     def enter(self, frame: FrameType, number: int) -> str | None:
-        """`with step` in this frame, of step `number`: the first one shows the loop, if its head did not.
-
-        Returns why equal bits cannot be vouched for.
-        """
+        """`with step` in this frame: the first one shows the loop, if its head did not. Returns what `turn` does."""
         if self._loop.is_found:
             return None
         self._search.find(frame)
@@ -198,7 +197,7 @@ class Carried:
                 self._catalog.notice(between=False, early=early)
             self._catalog.follow_parts()
         in_step = self._in_step and not compared
-        tree = self._keeper.capture(in_step=in_step, early=early, ends_epoch=ends_epoch, compared=compared)
+        tree = self.keeper.capture(in_step=in_step, early=early, ends_epoch=ends_epoch, compared=compared)
         self._spots.frames.forget()
         return tree
 
@@ -206,7 +205,7 @@ class Carried:
     def needs_keeping(self) -> bool:
         """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
         self._catalog.follow_parts()
-        return self._keeper.is_due()
+        return self.keeper.is_due()
 
     def noticed(self) -> dict[str, int]:
         """Return keys of values seen to change, and of the steps that showed it; -1: only shown, and moves on late.
@@ -216,16 +215,18 @@ class Carried:
         own = {one.key: one.noticed for one in self._kept.values() if one.noticed >= 0 or one.moves_on}
         return {**own, SINCE: self._spots.settings.files.since_ns}
 
-    def adopt(self, tree: dict[str, Any] | None, noticed: Mapping[str, int] | None = None, at: int = 0) -> str | None:
-        """Values of another process, to be put in at the next turn, before step `at`. `noticed`: by another rank.
+    def adopt(
+        self, tree: dict[str, Any] | None, noticed: Mapping[str, int] | None = None, at: int = 0, late: bytes = b""
+    ) -> str | None:
+        """Values of another process, to be put in before step `at`. Returns why equal bits cannot be vouched for.
 
-        Returns why equal bits cannot be vouched for.
+        `noticed`, `late`: of another rank, the latter by `late_values.offered`.
         """
         self._in_step = False
         noticed = dict(noticed or {})
         self._spots.settings.files.adopt(noticed.pop(SINCE, 0))
         doubt = self._undo.doubt({*tree["names"], *tree["of_calls"]} if tree else ())
-        return self._adoption.adopt(tree, noticed, at) or doubt
+        return self._adoption.adopt(tree, noticed, at, taken(tree, late)) or doubt
 
     # --- what others ask ---------------------------------------------------------------------------------------
     def look(self) -> int:

@@ -1,15 +1,13 @@
 """Values that are carried, on their way to a rank's successor: kept with the private state, and put in there."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from relight.errors import UsageError
 from relight.script_files import is_user_type
-from relight.training.carried.code.refs import Place, describe
+from relight.training.carried.code.refs import Place
 from relight.training.carried.finding.catalog import Catalog
-from relight.training.carried.finding.compare import FIRST_STEPS, last_compared_by_all
+from relight.training.carried.finding.compare import FIRST_STEPS
 from relight.training.carried.finding.kept import (
     MOST_BYTES,
     MOST_LEAVES,
@@ -18,14 +16,13 @@ from relight.training.carried.finding.kept import (
     MOST_SEEN_BYTES,
     MOST_SHOWN_BYTES,
     NEVER,
-    UNSETTLED,
     Kept,
 )
 from relight.training.carried.finding.places import key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.told.orders import keeps_its_order, only_grows
+from relight.training.carried.late_values import offered
 from relight.training.carried.values.parts import is_part
-from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
 from relight.training.carried.values.trees.words import TAG, Unsupported
 from relight.training.carried.values.trees.writer import Writer
@@ -35,24 +32,12 @@ from relight.transfer.io.codec import Node, flatten, joined
 from relight.transfer.io.constants import name_of_callable
 
 _WEIGHED_EVERY = 16  # captures, after the first ones
-_NOT_HERE = (
-    "{name}: carried by the script, and this process cannot get it: {what}. Make what it stands for before "
-    "relight.Training(...), so that each process of the job has it from its start"
-)
 _MOVED = (
     "{names}: changed for the first time after the last write of a step, or between steps, and a rank was lost there, "
     "or in the step after it: what it leaves may show older values. Change them before the write; values that are only "
     "shown survive with step.report(...) and training.log_to(...)"
 )
-_LOST = (
-    "{names}: goes on from step to step, cannot be carried, and a rank goes on without it. If no step depends on it: "
-    "training.carry(ignore=(...,))"
-)
-_LATER = (
-    "{names}: first seen to change after the version to which the job returned, and not put back to what they were. "
-    "If a step depends on it: training.carry(...); else training.carry(ignore=(...,))"
-)
-_MISSING_TREE = {TAG: "missing"}
+MISSING_TREE = {TAG: "missing"}
 _Trees = tuple[list[str], Any, Any]  # keys, and trees of values by these; apart: those of functions that the loop calls
 _CONTAINERS = frozenset({"list", "tuple", "dict", "set", "deque", "object"})  # may lead to other objects
 
@@ -97,6 +82,18 @@ class Keeper:
         self._was_unsettled = bool(unsettled or lacking)
         words = _words(tuple(unsettled), tuple(lacking), tuple(lost), self._catalog.loop.place)
         return joined({"names": names, "of_calls": of_calls, **words})
+
+    @property
+    def is_unsettled(self) -> bool:
+        """True if code may change after the barrier what was captured there."""
+        return self._was_unsettled
+
+    def late_values(self, captured: Mapping[str, Any] | None) -> bytes:
+        """Return what code may have changed since it was `captured` at the barrier, for `Carried.adopt` elsewhere."""
+        self._catalog.loop.spots.frames.forget()
+        found = offered(captured, self._kept)
+        self._catalog.loop.spots.frames.forget()
+        return found
 
     def is_due(self) -> bool:
         """At a turn of the loop: whether code between steps changed what was kept at the barrier, or may have."""
@@ -230,7 +227,7 @@ class Keeper:
     def _written_down(self, one: Kept, value: Any, weigh: bool, writer: Writer) -> Any:
         """The tree of a value, which may be None; NEVER: it was left out."""
         if value is MISSING:
-            return _MISSING_TREE
+            return MISSING_TREE
         if not one.feeds and (why := self._is_too_large_to_show(one, value, weigh)):
             self._catalog.leave_out(one, why)
             return NEVER
@@ -291,96 +288,3 @@ def _is_class_at_home(one: Kept, value: Any) -> bool:
         return False
     home = name_of_callable(value)
     return home is None or place_of(one.key) == (("module", *home.split(":")),)
-
-
-class Adoption:
-    """Puts values of another process into the places of this one, once its loop asks for a step."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._pending: dict[str, Any] | None = None
-        self._ownerless: list[str] = []
-        self._moving: list[str] = []  # keys of what is only shown, and was seen elsewhere to move on after it was kept
-
-    @property
-    def is_pending(self) -> bool:
-        """True if values wait to be put in."""
-        return self._pending is not None
-
-    def adopt(self, tree: dict[str, Any] | None, noticed: Mapping[str, int], version: int) -> str | None:
-        """Values to be put in at the next turn; see `Carried.adopt`. Returns why equal bits cannot be vouched for."""
-        self._catalog.unrepeatable.forget_results()
-        self._pending = tree or None
-        self._moving = [key for key, number in noticed.items() if number < 0]
-        known = {*tree["names"], *tree["of_calls"]} if tree else set()
-        last = last_compared_by_all(version)
-        if unknown := [key for key, number in noticed.items() if last < number < version and key not in known]:
-            return (
-                f"{_described(unknown)}: changed by the script in a way that its code does not show, and seen on one "
-                "rank before another was lost that had not looked. If a step depends on it: training.carry(...); else "
-                "training.carry(ignore=(...,))"
-            )
-        if self._catalog.comparison.number > version:  # this process goes back, and replaces no other
-            late = [key for key, one in self._catalog.kept.items() if one.seen and one.is_written and key not in known]
-            if late:
-                return _LATER.format(names=_described(late))
-        if not tree:
-            return None
-        if lost := tree.get("lost"):
-            return _LOST.format(names=_described(lost))
-        if tree["unsettled"]:
-            return UNSETTLED.format(names=_described(tree["unsettled"]))
-        if tree["lacking"]:
-            return (
-                f"{_described(tree['lacking'])}: changed after the last write of a step, in some steps at least, and "
-                "a rank was restored from a copy made before that: it lacks what that step may have changed. Change "
-                "them before the write; values that are only shown survive with step.report(...) and "
-                "training.log_to(...)"
-            )
-        return None
-
-    def look_for_loop(self, frame: FrameType) -> None:
-        """Look at the loop's frame before the loop is found in this process."""
-        assert self._pending is not None
-        self._catalog.loop.look_for(frame, *self._pending["loop"])
-
-    def put_in(self) -> list[str]:
-        """Give the places their values. Returns the names of places that are in no object of this process."""
-        tree, self._pending, self._ownerless = self._pending, None, []
-        assert tree is not None
-        self._put_in_all(tree["names"])
-        if self._catalog.loop.is_found:
-            self._put_in_all(tree["of_calls"])
-        elif tree["of_calls"]:
-            self._pending = {**tree, "names": {}}  # once the block is entered
-        for key in self._moving:
-            if (one := self._catalog.kept.get(key)) is not None:
-                one.moves_on = not one.feeds
-        return self._ownerless
-
-    def _put_in_all(self, trees: dict[str, Any]) -> None:
-        reader = Reader(self._catalog.homes, self._catalog.parts, self._holder_at)
-        for key, part in trees.items():
-            one, spot = self._catalog.receive(place_of(key))
-            try:
-                value = MISSING if part == _MISSING_TREE else reader.read(key, part)
-            except Unsupported as problem:
-                raise UsageError(_NOT_HERE.format(name=describe(place_of(key)), what=problem)) from None
-            if one is None:
-                continue
-            one.kept, one.is_put_in = NEVER, True
-            if value is not spot.get():  # else it is kept otherwise there, or left out, or was written in place
-                try:
-                    spot.set(value)
-                except AttributeError:  # one rank alone has the object (`saver = Saver() if rank == 0 else None`)
-                    self._ownerless.append(one.name)
-
-    def _holder_at(self, key: str) -> Any:
-        spot = self._catalog.loop.spots.find(place_of(key))
-        if spot is None or (thing := spot.get()) is MISSING:
-            raise Unsupported(f"{describe(place_of(key))}, which this process does not have")
-        return thing
-
-
-def _described(keys: Sequence[str]) -> str:
-    return ", ".join(sorted({describe(place_of(key)) for key in keys}))

@@ -9,7 +9,7 @@ from relight.training.data.batches import Batches
 from relight.training.process.runtime import Runtime
 from relight.training.state.modules.slots import Key
 from relight.training.state.tracked import TrackedState
-from relight.transfer.io.codec import TensorTable, encode_tree, flatten, joined
+from relight.transfer.io.codec import TensorTable, decode_tree, encode_tree, flatten, joined
 
 # What `NO_PRIVATE` is the bytes of.
 _EMPTY, _NONE = flatten({}, ""), flatten(None, "")
@@ -38,6 +38,7 @@ class PrivateState:
         self._reports = reports
         self._buffers = TensorTable("buffers")
         self._is_moved = False  # by code between two steps, since it was kept
+        self._unsettled: tuple[int, bytes] = -1, NO_PRIVATE  # version, and what was kept of it: code may change that
 
     def keep(self, version: int, *, early: bool = False, between: bool = False) -> None:
         """As it is now, as that of `version`.
@@ -62,6 +63,8 @@ class PrivateState:
             if not between:
                 tree["late"] = self._state.rank_private.late
             payload = encode_tree(tree, "rank-private state")
+        if not between and self._carried.keeper.is_unsettled:
+            self._unsettled = version, payload
         self._runtime.page.write_private(version, payload)
 
     def may_keep_again(self) -> bool:
@@ -85,10 +88,19 @@ class PrivateState:
         """Return facts for the replacement of another rank: see `Carried.noticed`."""
         return self._carried.noticed()
 
-    def adopt(self, tree: dict[str, Any], version: int, noticed: Mapping[str, int] | None = None) -> None:
-        """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`."""
+    def late_values(self, version: int) -> bytes:
+        """Return what code has changed since it was kept as that of `version`: see `late_values.py`."""
+        kept_version, payload = self._unsettled
+        return self._carried.keeper.late_values(decode_tree(payload).get("carried")) if kept_version == version else b""
+
+    def adopt(self, tree: dict[str, Any], version: int, meta: Mapping[str, Any] | None = None) -> None:
+        """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`.
+
+        `meta`: what describes the state that came with it, from another rank.
+        """
+        meta = meta or {}
         self._state.rank_private.adopt(tree)
-        carried = self._carried.adopt(tree.get("carried"), noticed, version)
+        carried = self._carried.adopt(tree.get("carried"), meta.get("noticed"), version, meta.get("late", b""))
         doubts = [carried, self._state.rank_private.missed(tree)]
         for doubt in (*doubts, *self._state.rank_private.lost(tree.get("late"))):
             if doubt is not None:

@@ -115,7 +115,7 @@ class StateTaking:
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
         worker, order, work = self._worker, self._order, self.work
         meta = work.meta or self._state.describe(worker.lineage, worker.until)
-        meta = {**meta, "noticed": self._private.noticed()}
+        meta = {**meta, "noticed": self._private.noticed(), "late": self._private.late_values(order.target)}
         offer = Offer(order.generation, order.target, meta, self._state.replica.flat())
         self._runtime.restores.server.offer(offer)
         if order.tier is FallbackTier.REPLICA:
@@ -149,7 +149,7 @@ class StateTaking:
             runtime.page.write_private(restore.target, NO_PRIVATE)
             self._doubt_what_is_lost()
         private = self._await_private(restore)
-        self._private.adopt(private, restore.target, meta.get("noticed", {}))
+        self._private.adopt(private, restore.target, meta)
         self._batches.take_over(private, restore.target, self._assignment.batch_index)
         # Where the bytes went straight into the live tensors, the digests of the transfer are those of the state, if
         # nothing could write there afterwards: objects and attributes that were put back may hold views of it.

@@ -1,0 +1,69 @@
+"""Values that code changes after they were kept at the barrier, as a replacement can take them from another rank.
+
+A rank that is lost after its barrier leaves what it kept there: code that ran since then, in the rest of the block or
+between two steps, had not changed it yet. A rank that serves its state has run that code. Where both had kept equal
+values at the barrier (a learning rate that is halved by hand, the epochs without progress), the replacement takes what
+the other rank has now. That is right if the code does the same on all ranks, which is not known: the bits stay doubted.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from relight.training.carried.finding.kept import Kept
+from relight.training.carried.finding.spots.spot import MISSING
+from relight.training.carried.values.trees.words import TAG, Unsupported
+from relight.training.carried.values.trees.writer import write_down
+from relight.transfer.io.codec import decode_tree, encode_tree
+
+MOST_BYTES = 2**20  # of all values that are offered
+_REFERRING = frozenset({"same", "new", "home", "part", "holder", "own", "shared", "view", "divided"})
+
+
+def offered(kept: Mapping[str, Any] | None, places: Mapping[str, Kept]) -> bytes:
+    """Return values that code may have changed since they were kept: as they were then, and as they are now.
+
+    Args:
+        kept: what this rank carries, as it was kept at the barrier.
+        places: where these values are, by their keys.
+    """
+    if not kept:
+        return b""
+    found, left = dict[str, list[bytes]](), MOST_BYTES
+    for key in dict.fromkeys((*kept["unsettled"], *kept["lacking"])):
+        one = places.get(key)
+        if one is None or not one.is_written or key not in kept["names"] or _refers(before := kept["names"][key]):
+            continue
+        if (value := one.spot.get()) is MISSING:
+            continue
+        try:
+            now = write_down(value)
+        except Unsupported:
+            continue
+        pair = [_bytes_of(before), _bytes_of(now)]
+        if (size := sum(map(len, pair))) <= left:
+            found[key], left = pair, left - size
+    return encode_tree(found, "late values") if found else b""
+
+
+def taken(own: Mapping[str, Any] | None, other: bytes) -> dict[str, Any]:
+    """Return trees of another rank's values of now, by their keys, where it had kept the same as this rank."""
+    if not own or not other:
+        return {}
+    names, unsettled = own["names"], {*own["unsettled"], *own["lacking"]}
+    found = {
+        key: now
+        for key, (before, now) in decode_tree(other).items()
+        if key in unsettled and key in names and _bytes_of(names[key]) == before
+    }
+    return {key: decode_tree(now)["v"] for key, now in found.items()}
+
+
+def _refers(tree: Any) -> bool:
+    """Return whether a tree tells of objects outside of it."""
+    if isinstance(tree, dict):
+        return tree.get(TAG) in _REFERRING or any(map(_refers, tree.values()))
+    return isinstance(tree, (list, tuple)) and any(map(_refers, tree))
+
+
+def _bytes_of(tree: Any) -> bytes:
+    return encode_tree({"v": tree}, "a late value")
