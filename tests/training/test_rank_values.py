@@ -191,6 +191,20 @@ def test_a_process_that_starts_later_takes_the_numbers_of_the_job(is_last: bool,
     assert loop.doubt.startswith("weights: made before the loop, equal on all ranks when the job began")
 
 
+def test_a_process_that_starts_later_takes_the_texts_of_the_job(tmp_path: Path) -> None:
+    """Rank 0 made a directory, and told the others; a standby was alone in that broadcast."""
+    made = "from pathlib import Path\nclass Saver: pass\nsaver = Saver()\nsaver.path = {path}\n"
+    made += "folder = Path(saver.path or 'none')\nbegan = {path} or 'then'"
+    read = "saver.path, f'{folder / began}'"
+    sources = [SCRIPT.format(rank=rank, made=made.format(path="'/a'"), read=read) for rank in range(RANKS)]
+    known = compared(sources, tmp_path)
+    loop = RankLoop()
+    assert loop.carried.rank_values.adopt(known, RANKS, RANKS - 1, rank=0) == ""
+    later = SCRIPT.format(rank=RANKS - 1, made=made.format(path=None), read=read)
+    assert run_script(later, loop, tmp_path) == run_script(sources[0], RankLoop(), tmp_path)
+    assert loop.doubt is None
+
+
 def test_a_rank_that_was_lost_before_the_comparison_is_doubted() -> None:
     values = RankLoop().carried.rank_values
     assert "before all ranks had compared" in values.adopt({}, RANKS, built_as=2, rank=0)

@@ -4,9 +4,10 @@ A standby is built as the last rank. So a variable or attribute that was made fr
 the last rank's value in it, also when it takes another rank. And a process that starts later may find something else
 (the script's own checkpoint). The ranks therefore compare, once, what their loops can reach and steps do not change. A
 replacement whose value is the last rank's, and not that of the rank it takes, takes that rank's; so does one whose
-value is not that of all ranks. Numbers are set, and small tensors and containers of numbers and texts that are equal on
-all ranks; small tensors, arrays and containers in which ranks differ are carried with each step, as variables are that
-steps change. Other values are doubted. Values that differ from process to process (a time) stay as they are.
+value is not that of all ranks. Numbers are set, and texts, paths, and small tensors and containers of numbers and texts
+that are equal on all ranks; small tensors, arrays and containers in which ranks differ are carried with each step, as
+variables are that steps change. Other values are doubted. Values that differ from process to process (a time) stay as
+they are.
 
 All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall into slots by their hashes; the few slots
 in which ranks differ are then gathered rank by rank.
@@ -14,6 +15,7 @@ in which ranks differ are then gathered rank by rank.
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +49,7 @@ _DEEPEST = 3
 _MOST_CARRIED = 2**18  # bytes of a rank's own values that are carried, though no step changes them
 _FEW = 512  # items of a container that is carried for that: a survey looks into longer ones as a whole
 _MOST_TEXTS = 64
+_MOST_LETTERS = 2**16  # of texts and paths
 _HALF = 32
 _NO_NUMBER, _INT, _FLOAT, _BOOL = range(4)
 _UNKNOWN = (
@@ -61,6 +64,7 @@ _OF_START = (
     "{names}: made before the loop, equal on all ranks when the job began, and other in a process that started "
     "later. Do not let it depend on what changes while the job runs (files, clocks)"
 )
+_PATH = type(Path())
 _DATA_ROOT: Place = (("data", "", "data"),)
 _DATA = frozenset({"tensor", "array", "list", "tuple", "dict", "deque", "set"})
 
@@ -105,6 +109,7 @@ class RankValues:
         self._slots: list[int] = []  # in which they differ
         self._common: list[int] = []  # of each other slot with one value in it: the slot, and its WIDTH integers
         self._texts: dict[str, str] = {}  # by slot, of small containers that are equal on all ranks
+        self._words: dict[str, str] = {}  # by slot, texts that are, and their classes
         self._table: list[int] = []  # WIDTH integers for each of these slots, rank after rank
         self._pending: tuple[int, int] | None = None  # the rank that this process was built as, and the one it has
         self._own: Look | None = None
@@ -139,9 +144,16 @@ class RankValues:
         Returns whether there are such ones, which were not kept with the version that is now.
         """
         self._ranks, self._slots, self._table = ranks, list(slots), list(table)
+        letters = 0
         for number, found in own.items():
-            # A text may be a path or a date of the process's own.
-            if number not in slots and len(found) == 1 and _matters(value := found[0].value) and type(value) is not str:
+            if number in slots or len(found) != 1:
+                continue
+            if words := _words_of(value := found[0].value):
+                letters += len(words)
+                if letters <= _MOST_LETTERS:
+                    self._words[str(number)] = words
+                    self._common += [number, found[0].digest, *_number_of(found)]
+            elif _matters(value) and type(value) is not str:
                 self._common += [number, found[0].digest, *_number_of(found)]
                 if len(self._texts) < _MOST_TEXTS and (text := text_of(value)):
                     self._texts[str(number)] = text
@@ -159,7 +171,7 @@ class RankValues:
     def describe(self) -> dict[str, Any]:
         """Return what a replacement needs to know."""
         own = {"ranks": self._ranks, "slots": self._slots, "table": self._table, "common": self._common}
-        return {**own, "texts": self._texts}
+        return {**own, "texts": self._texts, "words": self._words}
 
     # --- in a replacement -------------------------------------------------------------------------------------------
     def note_built(self) -> None:
@@ -177,7 +189,7 @@ class RankValues:
         if described.get("ranks") != world_size:
             return "" if built_as == rank else _UNKNOWN
         self._ranks, self._slots, self._table = world_size, described["slots"], described["table"]
-        self._common, self._texts = described["common"], described["texts"]
+        self._common, self._texts, self._words = described["common"], described["texts"], described["words"]
         self._pending = built_as, rank
         return ""
 
@@ -209,7 +221,8 @@ class RankValues:
             found = own.get(number, [])
             if len(found) != 1 or found[0].digest == wanted[0] or self._set(found, wanted):
                 continue
-            if not refill(found[0].value, self._texts.get(str(number), "")):
+            words, text = self._words.get(str(number), ""), self._texts.get(str(number), "")
+            if not (self._put(found, _value_of(words)) if words else refill(found[0].value, text)):
                 of_start.append(describe(found[0].place))
         self.restore_data()
         self._catalog.loop.spots.frames.forget()
@@ -220,16 +233,19 @@ class RankValues:
 
     def _set(self, found: Sequence[_Found], wanted: Sequence[int]) -> bool:
         """Set the only value of a slot, if it is to be a number."""
+        return wanted[1] != _NO_NUMBER and self._put(found, _number_from(wanted[1], wanted[2], wanted[3]))
+
+    def _put(self, found: Sequence[_Found], value: Any) -> bool:
+        """Give the only place of a slot a number, text or path. False: it cannot be set."""
         spots = self._catalog.loop.spots
         spot = spots.find(found[0].place) if found else None
         holder = spots.find(found[0].place[:-1]) if found and len(found[0].place) > 1 else None
-        if spot is None or wanted[1] == _NO_NUMBER or (holder is not None and isinstance(holder.get(), tuple)):
+        if spot is None or (holder is not None and isinstance(holder.get(), tuple)):
             return False
-        number = _number_from(wanted[1], wanted[2], wanted[3])
         if holder is not None and isinstance(owner := holder.get(), nn.Module):
-            vars(owner)[found[0].place[-1][1]] = number  # no assignment by the script
+            vars(owner)[found[0].place[-1][1]] = value  # no assignment by the script
         else:
-            spot.set(number)
+            spot.set(value)
         return True
 
     def _entry(self, rank: int, place: int) -> Sequence[int]:
@@ -300,6 +316,16 @@ def _number_from(kind: int, upper: int, lower: int) -> int | float | bool:
         return bits
     (value,) = struct.unpack("<d", struct.pack("<Q", bits))
     return float(value)
+
+
+def _words_of(value: Any) -> str:
+    """Return a text or path and its class as one text, for `_value_of`; "" for other values."""
+    return f"{type(value).__name__}:{value}" if type(value) in (str, _PATH) else ""
+
+
+def _value_of(words: str) -> str | Path:
+    kind, _, text = words.partition(":")
+    return text if kind == "str" else Path(text)
 
 
 def _digest(value: Any, depth: int = 0) -> str | None:
