@@ -49,6 +49,9 @@ CLASSES = (
     "class A:\n wins = 0\nclass B:\n wins = 0\nCHOSEN, ORDER = [A, B], [1, 0, 0, 0, 0, 0]\n"
     "def pick(n, found=CHOSEN):\n return found[ORDER[n]]\n"
 )
+COUNTING = (
+    "class Counting(random.Random):\n draws = 0\n def random(self):\n  self.draws += 1\n  return super().random()\n"
+)
 CLOSURE = (
     "def make():\n n = 0\n def count():\n  nonlocal n\n  n += 1\n  return n\n return count\ncount = make()\nout = []\n"
 )
@@ -152,6 +155,17 @@ SCRIPTS = {
     "numpy generator": function("g, x = np.random.default_rng(1), 0", "x = x + g.normal() * b", "x, g.normal()"),
     "torch generator": function(
         "g, x = torch.Generator().manual_seed(1), 0", "x = x + torch.rand(2, generator=g).sum().item() * b", "x"
+    ),
+    "a generator that counts": function(
+        "g, x = Counting(1), 0",
+        "x = x + g.random() * b / g.draws",
+        "x, g.random(), g.draws",
+        setup=COUNTING,
+    ),
+    "such a one in a dict": module(
+        COUNTING + "rngs, x = {'a': Counting(1)}, 0",
+        "x = x + rngs['a'].random() * b",
+        "x, rngs['a'].draws",
     ),
     "Python's generator": function("g, x = random.Random(1), 0", "x = x + g.random() * b", "x, g.random()"),
     "array": function("h = np.zeros(2)", "h += b\nh[0] *= .5\nx = h.sum()", "h.tolist()"),

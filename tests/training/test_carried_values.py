@@ -30,6 +30,20 @@ class Meter:
     recent: list[float] = field(default_factory=list)
 
 
+class Counting(random.Random):
+    """Counts its draws."""
+
+    draws = 0
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.log = [1.0]
+
+    def random(self) -> float:
+        self.draws += 1
+        return super().random()
+
+
 class Node:
     def __init__(self, parent: "Node | None") -> None:
         self.parent = parent
@@ -250,6 +264,21 @@ def test_generators_go_on_alike() -> None:
         draw(origin)
         made = read_back(through_bytes(origin), None, in_place=False)
         assert [draw(made) for _ in range(5)] == [draw(origin) for _ in range(5)]
+
+
+def test_attributes_of_a_generator_belong_to_it() -> None:
+    generator = Counting(1)
+    held, saved = generator.log, remember(generator)
+    generator.log.append(2.0)
+    vars(generator)["new"] = "a"
+    assert changed(saved, generator)
+    put_back(saved)
+    assert generator.log is held
+    assert held == [1.0]
+    assert "new" not in vars(generator)
+    generator.draws = 5
+    made = read_back(through_bytes(generator), Counting(9), in_place=True)
+    assert (made.draws, made.log) == (5, [1.0])
 
 
 def test_state_with_a_graph_is_carried_without_it() -> None:

@@ -1,6 +1,7 @@
 """Memories of random generators, counters and files in memory, as values that can be compared and set again."""
 
 import ast
+import copy
 import ctypes
 import itertools
 import random
@@ -9,6 +10,9 @@ from typing import Any
 import torch
 
 _SEEDS = "seed_seq"  # beside the state that NumPy itself gives a generator
+_OWN = "own"  # beside the state of a generator of the script's own class
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_DEEPEST = 4  # containers, one inside another
 
 
 def stream_state(value: Any) -> tuple[Any, int]:
@@ -29,12 +33,14 @@ def set_stream_state(value: Any, state: tuple[Any, int]) -> None:
 def generator_state(value: Any) -> Any:
     """The memory of an object that random numbers, or seeds, are drawn from.
 
-    One of NumPy's generators also counts the generators that it has spawned.
+    One of NumPy's generators also counts the generators that it has spawned. An object of a class made from
+    `random.Random` has attributes of its own: its plain ones, and containers of these, belong to it.
     """
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):
-        return value.getstate()
+        state = random.Random.getstate(value)
+        return state if type(value) is random.Random else {"state": state, _OWN: _own_attributes(value)}
     if isinstance(value, itertools.count):
         return repr(value)
     if hasattr(value, "get_state"):
@@ -50,7 +56,9 @@ def set_generator_state(value: Any, state: Any) -> None:
     if isinstance(value, torch.Generator):
         value.set_state(state)
     elif isinstance(value, random.Random):
-        value.setstate(state)
+        random.Random.setstate(value, state["state"] if isinstance(state, dict) else state)
+        if isinstance(state, dict):
+            _set_own_attributes(value, state[_OWN])
     elif isinstance(value, itertools.count):
         _set_counter(value, state)
     elif hasattr(value, "set_state"):
@@ -62,6 +70,36 @@ def set_generator_state(value: Any, state: Any) -> None:
         bits.state = {name: one for name, one in state.items() if name != _SEEDS}
         if _SEEDS in state and is_seeds(seeds := getattr(bits, "seed_seq", None)):
             _set_seeds(seeds, state[_SEEDS])
+
+
+def _own_attributes(generator: random.Random) -> dict[str, Any]:
+    found = {name: one for name, one in vars(generator).items() if name != "gauss_next" and _is_plain(one, 0)}
+    return copy.deepcopy(found)
+
+
+def _set_own_attributes(generator: random.Random, saved: dict[str, Any]) -> None:
+    """Set them as they were; lists and dicts in place, since others may hold these."""
+    own = vars(generator)
+    for name in _own_attributes(generator).keys() - saved.keys():
+        del own[name]
+    for name, one in copy.deepcopy(saved).items():
+        now = own.get(name)
+        if type(now) is type(one) is list:
+            now[:] = one
+        elif type(now) is type(one) is dict:
+            now.clear()
+            now.update(one)
+        else:
+            own[name] = one
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if type(value) in _PLAIN:
+        return True
+    if type(value) not in (list, tuple, dict) or depth > _DEEPEST:
+        return False
+    members = itertools.chain(value, value.values()) if type(value) is dict else value
+    return all(_is_plain(one, depth + 1) for one in members)
 
 
 def counter_of(state: str) -> "itertools.count[Any] | None":

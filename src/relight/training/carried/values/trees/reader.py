@@ -242,8 +242,9 @@ def _read_generator(tree: Any, old: Any) -> Any:
     if type(old).__name__ != kind:
         old = _new_generator(kind, state)
     if isinstance(old, random.Random):
-        version, words, gauss = state
-        state = version, tuple(array("I", words)), gauss
+        version, words, gauss = state["state"] if isinstance(state, dict) else state
+        drawn = version, tuple(array("I", words)), gauss
+        state = {**state, "state": drawn} if isinstance(state, dict) else drawn
     set_generator_state(old, state)
     return old
 
@@ -251,7 +252,9 @@ def _read_generator(tree: Any, old: Any) -> Any:
 def _new_generator(kind: str, state: Any) -> Any:
     if kind == "count":
         return itertools.count()
-    if isinstance(state, tuple) and kind not in ("Random", "RandomState"):
+    if (isinstance(state, tuple) and kind not in ("Random", "RandomState")) or (
+        isinstance(state, dict) and "own" in state
+    ):
         raise Unsupported(f"a {kind}, which this process does not have")
     if isinstance(state, dict) and kind in ("SeedSequence", state.get("bit_generator")):
         import numpy as np

@@ -299,8 +299,9 @@ def _write_array(value: Any) -> Any:
 def _write_generator(generator: Any) -> Any:
     state = generator_state(generator)
     if isinstance(generator, random.Random):  # of hundreds of words
-        version, words, gauss = state
-        state = version, array("I", words).tobytes(), gauss
+        version, words, gauss = drawn = state["state"] if isinstance(state, dict) else state
+        drawn = version, array("I", words).tobytes(), gauss
+        state = {**state, "state": drawn} if isinstance(state, dict) else drawn
     if isinstance(state, str) and counter_of(state) is None:
         raise Unsupported(f"a counter that stands at {state}")
     return {TAG: "generator", "c": type(generator).__name__, "v": state}
