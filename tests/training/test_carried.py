@@ -52,6 +52,37 @@ CLASSES = (
 COUNTING = (
     "class Counting(random.Random):\n draws = 0\n def random(self):\n  self.draws += 1\n  return super().random()\n"
 )
+CALLBACKS = """
+from collections import OrderedDict
+class Handle:
+ def __init__(self, owner, key):
+  self.owner, self.key = owner, key
+ def remove(self):
+  self.owner.pop(self.key, None)
+class Callback:
+ every = 1
+ def __call__(self, t):
+  if t.n % self.every == 0:
+   self.run(t)
+class Warm(Callback):
+ def run(self, t):
+  t.lr = t.n
+  if t.n == 3:
+   self.handle.remove()
+class Count(Callback):
+ runs = 0
+ def run(self, t):
+  self.runs += 1
+class T:
+ def __init__(self):
+  self.n, self.lr, self.callbacks = 0, 0, {made}
+  self.callbacks['warm'], self.callbacks['count'] = Warm(), Count()
+  self.callbacks['warm'].handle = Handle(self.callbacks, 'warm')
+ def emit(self):
+  for callback in {over}:
+   callback(self)
+t = T()
+"""
 CLOSURE = (
     "def make():\n n = 0\n def count():\n  nonlocal n\n  n += 1\n  return n\n return count\ncount = make()\nout = []\n"
 )
@@ -156,6 +187,14 @@ SCRIPTS = {
     "torch generator": function(
         "g, x = torch.Generator().manual_seed(1), 0", "x = x + torch.rand(2, generator=g).sum().item() * b", "x"
     ),
+    **{
+        f"a callback that removes itself from {made}": module(
+            CALLBACKS.format(made=made, over="list(self.callbacks.values())"),
+            "t.emit()\nt.n += 1",
+            "t.n, t.lr, list(t.callbacks), t.callbacks['count'].runs",
+        )
+        for made in ("{}", "OrderedDict()")
+    },
     "a generator that counts": function(
         "g, x = Counting(1), 0",
         "x = x + g.random() * b / g.draws",

@@ -162,6 +162,17 @@ SHAPES = {
         fn("counts['x'] += 1 #w\nif counts['x'] > 3:\n f()", before="counts = {'x': 0}; f = 0"),
         "counts",
     ),
+    **{
+        f"counts of objects in {over}": (
+            fn(
+                f"for one in {over}:\n one(b)\nf(both['a'].n)",
+                before="both = {'a': A()}; f = 0",
+                setup="class A:\n n = 0\n def __call__(self, b):\n  self.go(b)\n def go(self, b):\n  self.n += b #w",
+            ),
+            "both['a'].n",
+        )
+        for over in ("list(both.values())", "[*both.values()]", "sorted(list(both.values()))", "[both['a']]")
+    },
     "set": (fn("seen.add(b) #w\nif 3 in seen:\n f()", before="seen = set(); f = 0"), "seen"),
     "deque": (
         fn(

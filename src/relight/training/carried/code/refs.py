@@ -10,7 +10,7 @@ import io
 import random
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -189,11 +189,15 @@ def part_of(base: Ref) -> Ref:
     return Ref(base.key, UNKNOWN, base.place, is_part=True)
 
 
+_WITH_ITEMS = (list, tuple, dict, OrderedDict, defaultdict, deque)
+
+
 def item_of(base: Ref, index: Any) -> Ref:
     """The referent of `base[index]`; `index` is UNKNOWN if it is no constant."""
     base = _as_set(base)
     value, place, container = UNKNOWN, base.place, base.value
-    if type(container) in (list, tuple, dict) and isinstance(index, (int, str)):
+    is_had = type(container) is not defaultdict or index in container  # else it would be made
+    if type(container) in _WITH_ITEMS and isinstance(index, (int, str)) and is_had:
         try:
             value = container[index]
         except (LookupError, TypeError):
@@ -221,7 +225,8 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
         partial = callee_of(Ref(None, value.func), None)
         return partial and replace(partial, given=value.args, named={**value.keywords})
     if isinstance(value, types.MethodType):
-        own = receiver if receiver is not None and receiver.value is value.__self__ else Ref(None, value.__self__)
+        own = Ref() if receiver is None else _as_set(receiver)
+        own = own if own.value is value.__self__ else Ref(None, value.__self__)
         return _if_user(_unwrapped(value.__func__), own)
     if isinstance(value, types.FunctionType):
         function = _unwrapped(value)
@@ -232,8 +237,8 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
         inner = modules_in(value).get("module")
         if inner is not None and not is_script_file(file_of_type(type(value))):
             value, target = inner, Ref(None, inner)  # a wrapper: DistributedDataParallel
-        return _if_user(inspect.getattr_static(type(value), "forward", None), target)
-    return _if_user(inspect.getattr_static(type(value), "__call__", None), target)
+        return _if_user(inspect.getattr_static(type(value), "forward", None), _as_set(target))
+    return _if_user(inspect.getattr_static(type(value), "__call__", None), _as_set(target))
 
 
 def _unwrapped(function: Any) -> Any:

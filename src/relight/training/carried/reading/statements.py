@@ -1,6 +1,7 @@
 """Reads statements of a script in the order in which they run: branches, loops, functions that they define."""
 
 import ast
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -158,23 +159,42 @@ class Statements:
 
     def _turns(self, over: ast.expr, ref: Ref) -> list[list[Ref]]:
         """The referents of a loop's targets, in turns that differ: one for each member that is distinguished."""
-        if isinstance(over, (ast.Tuple, ast.List)) and 0 < len(over.elts) <= MOST_MEMBERS:
+        bases = self._containers(over)
+        if not bases and isinstance(over, (ast.Tuple, ast.List)) and 0 < len(over.elts) <= MOST_MEMBERS:
             return [[self._reading.refer(one)] for one in over.elts]
-        bases = [ref]
-        if isinstance(over, ast.Call):
-            name = over.func.id if isinstance(over.func, ast.Name) else getattr(over.func, "attr", "")
-            if name in ("items", "values") and isinstance(over.func, ast.Attribute):
-                bases = [Ref()] * (name == "items") + [self._reading.refer(over.func.value)]
-            elif name in ("enumerate", "zip", "reversed", "sorted", "list", "tuple", "iter"):
-                bases = [Ref()] * (name == "enumerate") + [
-                    self._reading.value(one, NOWHERE, whole=False) for one in over.args
-                ]
+        bases = bases or [ref]
         held = [known(base) for base in bases]
-        longest = max((len(one) for one in held if isinstance(one, (list, tuple, dict))), default=0)
+        longest = max((len(one) for one in held if isinstance(one, (list, tuple, dict, deque))), default=0)
         is_told = 0 < longest <= MOST_MEMBERS and self._loops < _DEEPEST_LOOPS
         if not is_told:
             return [[part_of(base) for base in bases]]
         return [[_member(base, index) for base in bases] for index in range(longest)]
+
+    def _containers(self, over: ast.expr) -> list[Ref]:
+        """Return the containers whose members a loop goes over, side by side. Empty: it goes over a value."""
+        match over:
+            case ast.Call(ast.Attribute(holder, "items"), []):
+                return [Ref(), self._reading.refer(holder)]
+            case ast.Call(ast.Attribute(holder, "values" | "copy"), []):
+                return [self._reading.refer(holder)]
+            case ast.Call(ast.Name("enumerate"), [one, *_]):
+                return [Ref(), self._container(one)]
+            case ast.Call(ast.Name("zip"), several):
+                return [self._container(one) for one in several]
+            case ast.Call(ast.Name("list" | "tuple" | "iter" | "reversed" | "sorted"), [one, *_]):
+                return self._containers(one) or [self._reading.value(one, NOWHERE, whole=False)]
+            case ast.List([ast.Starred(one)]) | ast.Tuple([ast.Starred(one)]):
+                return self._containers(one) or [self._reading.value(one, NOWHERE, whole=False)]
+        return []
+
+    def _container(self, over: ast.expr) -> Ref:
+        """Return the container whose members are one of several that a loop goes over side by side."""
+        match self._containers(over):
+            case []:
+                return self._reading.value(over, NOWHERE, whole=False)
+            case [one]:
+                return one
+        return Ref()
 
     def _bind_members(self, target: ast.expr, members: Sequence[Ref]) -> None:
         names = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
@@ -229,4 +249,4 @@ def _member(base: Ref, index: int) -> Ref:
     if isinstance(held, dict):
         keys = list(held)
         return item_of(base, keys[index]) if index < len(keys) else Ref()
-    return item_of(base, index) if isinstance(held, (list, tuple)) and index < len(held) else part_of(base)
+    return item_of(base, index) if isinstance(held, (list, tuple, deque)) and index < len(held) else part_of(base)
