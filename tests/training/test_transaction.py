@@ -612,6 +612,19 @@ def test_changes_between_steps_are_seen(run: Any) -> None:
     assert script.transaction.see_code_between() == [("net", "last.bias")]
 
 
+@pytest.mark.parametrize("body", [through_data, assigned_data])
+def test_what_an_undone_step_wrote_through_data_is_no_change_between_steps(run: Any, body: Body) -> None:
+    """Ranks that have not tried the step compare with those that have."""
+    script = run(body)
+    script.step()
+    script.attempt()
+    script.undo()
+    script.transaction.begin_code_after_undo()
+    script.net.last.weight.data.mul_(2)
+    script.transaction.undo_code()
+    assert script.transaction.see_code_between() == []
+
+
 def test_statistics_of_a_batch_norm_that_code_between_steps_trains_are_seen(run: Any) -> None:
     script = run(plain)
     script.net.norm.eval()

@@ -243,6 +243,7 @@ class Transaction:
         """Undo what that code has changed, before the next step begins."""
         if self._images.undo_code():
             self._changes.look_again()
+            self._changes.access.clear()
 
     def close(self) -> None:
         """No step is under way; give up all copies."""
@@ -252,6 +253,7 @@ class Transaction:
         self._images.drop()
         self._state.averages.forget()
         self._changes.look_again()
+        self._changes.access.clear()
 
     def interrupted_after_barrier(self) -> None:
         """Only a collective that was not expected there can be."""
