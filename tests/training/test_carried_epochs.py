@@ -62,7 +62,7 @@ SHAPES = {
     "a function's own sum": (two_functions("total += b #w\nb.backward()", head="total = 0"), "~total"),
     "a list that a function is given": (
         two_functions("seen.append(b) #w\nb.backward()", setup="log = []", given="log", parameters="seen"),
-        "~seen",
+        "~log|~seen",
     ),
     "what a function is given stays the same": (
         two_functions("f(b)", setup="f = print", given="f", parameters="f"),

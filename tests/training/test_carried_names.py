@@ -173,6 +173,14 @@ SHAPES = {
         )
         for over in ("list(both.values())", "[*both.values()]", "sorted(list(both.values()))", "[both['a']]")
     },
+    "list under two names": (
+        fn(
+            "h.grow(b)\nf(xs[0])",
+            before="xs = [1]; h = Has(xs); f = 0",
+            setup="class Has:\n def __init__(self, o):\n  self.o = o\n def grow(self, b):\n  self.o.append(b) #w",
+        ),
+        "h.o|xs",
+    ),
     "set": (fn("seen.add(b) #w\nif 3 in seen:\n f()", before="seen = set(); f = 0"), "seen"),
     "deque": (
         fn(

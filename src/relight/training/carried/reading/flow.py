@@ -27,6 +27,7 @@ class Flow:
         self.exposed: set[Key] = set()  # read before they are written
         self.writes: dict[Key, tuple[str, int]] = {}
         self.written_late: set[Key] = set()
+        self._changed_in_place: set[Key] = set()
         self.used: set[Key] = set()  # read, and more than a method called whose result is thrown away
         self.is_called_alone = False  # what is read now is the receiver of such a call
         self._ends: list[State] = []  # of the ways through the iteration
@@ -74,6 +75,7 @@ class Flow:
             if one is not None and (key := self._key(one)) is not None:
                 self.read(one, frozenset({key}))
                 self._record(key, where)
+                self._changed_in_place.add(key)
 
     def set_on_tensor(self, attribute: str) -> None:
         """An attribute of a tensor, or of an object that may be a tensor, gets a value."""
@@ -132,6 +134,19 @@ class Flow:
             for number in _ids_in(value, _DEEPEST):
                 for other in keys.get(number, ()):
                     self.hold(Ref(key), Ref(other))
+        for same in keys.values():
+            self._change_all(same)
+
+    def _change_all(self, same: list[Key]) -> None:
+        """Note in each of these places, which have one object, what changes it in another one."""
+        changed = sorted(self._changed_in_place.intersection(same), key=self._written_at.__getitem__)
+        for key in same if changed else ():
+            if key in self.writes:
+                continue
+            self.writes[key] = self.writes[changed[0]]
+            self._written_at[key] = self._written_at[changed[-1]]
+            if not self.written_late.isdisjoint(changed):
+                self.written_late.add(key)
 
     def expose_members(self) -> None:
         """All of a value was read: each place in it may have been read before it was written."""
