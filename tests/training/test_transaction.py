@@ -625,6 +625,21 @@ def test_what_an_undone_step_wrote_through_data_is_no_change_between_steps(run: 
     assert script.transaction.see_code_between() == []
 
 
+def test_what_was_written_through_data_before_a_recovery_is_no_change_by_code_between_steps(run: Any) -> None:
+    script = run(plain)
+    for _ in range(4):
+        script.step()
+    script.transaction.begin()
+    assert script.net.norm.running_mean is not None
+    script.net.norm.running_mean.data.add_(1)
+    script.transaction.roll_back()
+    script.transaction.reset()
+    assert not script.transaction.see_code_between()
+    script.net.norm.running_mean.data.add_(1)
+    assert ("net", "norm.running_mean") in script.transaction.see_code_between()
+    assert not script.transaction.see_code_between()
+
+
 def test_statistics_of_a_batch_norm_that_code_between_steps_trains_are_seen(run: Any) -> None:
     script = run(plain)
     script.net.norm.eval()

@@ -110,8 +110,9 @@ class ChangeWatch:
         self._versions = now
 
     def forget(self) -> None:
-        """Begin to count anew with the next step."""
+        """Begin to count anew with the next step, or with the code before it."""
         self._versions = None
+        self.access.clear()
 
     def see_code_between(self) -> list[Key]:
         """Return the tensors that code between two steps has written, and count anew if there are any."""
