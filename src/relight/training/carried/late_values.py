@@ -11,20 +11,23 @@ from typing import Any
 
 from relight.training.carried.finding.kept import Kept
 from relight.training.carried.finding.spots.spot import MISSING
+from relight.training.carried.values.homes import Homes
+from relight.training.carried.values.parts import Parts
 from relight.training.carried.values.trees.words import TAG, Unsupported
-from relight.training.carried.values.trees.writer import write_down
+from relight.training.carried.values.trees.writer import Writer
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 MOST_BYTES = 2**20  # of all values that are offered
 _REFERRING = frozenset({"same", "new", "home", "part", "holder", "own", "shared", "view", "divided"})
 
 
-def offered(kept: Mapping[str, Any] | None, places: Mapping[str, Kept]) -> bytes:
+def offered(kept: Mapping[str, Any] | None, places: Mapping[str, Kept], parts: Parts) -> bytes:
     """Return values that code may have changed since they were kept: as they were then, and as they are now.
 
     Args:
         kept: what this rank carries, as it was kept at the barrier.
         places: where these values are, by their keys.
+        parts: of the state. A value that holds one is not offered.
     """
     if not kept:
         return b""
@@ -36,8 +39,10 @@ def offered(kept: Mapping[str, Any] | None, places: Mapping[str, Kept]) -> bytes
         if (value := one.spot.get()) is MISSING:
             continue
         try:
-            now = write_down(value)
+            now = Writer(Homes(), parts).write("", value)
         except Unsupported:
+            continue
+        if _refers(now):
             continue
         pair = [_bytes_of(before), _bytes_of(now)]
         if (size := sum(map(len, pair))) <= left:

@@ -91,7 +91,7 @@ class Keeper:
     def late_values(self, captured: Mapping[str, Any] | None) -> bytes:
         """Return what code may have changed since it was `captured` at the barrier, for `Carried.adopt` elsewhere."""
         self._catalog.loop.spots.frames.forget()
-        found = offered(captured, self._kept)
+        found = offered(captured, self._kept, self._catalog.parts)
         self._catalog.loop.spots.frames.forget()
         return found
 
