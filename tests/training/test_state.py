@@ -1,5 +1,6 @@
 """State that survives: replicated and private, rollback inside a step, and what is refused by name."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -336,6 +337,27 @@ def test_a_group_of_a_module_that_was_not_handed_over_is_refused() -> None:
         state.members.see("optimizer")
 
 
+def test_parameters_of_no_module_come_with_their_optimizer() -> None:
+    holder = nn.Linear(2, 2)
+    bare = [nn.Parameter(torch.ones(3)), *holder.parameters()]
+    optimizers: dict[str, torch.optim.Optimizer] = {"optimizer": torch.optim.SGD(bare, 0.1)}
+    with pytest.raises(UsageError, match="parameter group 0 of optimizer holds parameters of a module that was not"):
+        TrackedState({"model": Net()}, optimizers, {}, {})
+    del holder  # no module holds them any more
+    state = TrackedState({"model": Net()}, optimizers, {}, {})
+    assert all(map(state.slots.holds, bare))
+
+
+def test_parameters_are_refused_where_it_cannot_be_seen_whether_a_module_holds_them() -> None:
+    net, bare = Net(), nn.Parameter(torch.ones(3))
+    gc.freeze()
+    try:
+        with pytest.raises(UsageError, match="holds parameters of a module that was not handed over"):
+            TrackedState({"model": net}, {"optimizer": torch.optim.SGD([bare], 0.1)}, {}, {})
+    finally:
+        gc.unfreeze()
+
+
 def test_a_parameter_that_a_step_makes_anew_is_refused_by_its_name() -> None:
     net, optimizer, state = make(1)
     net.norm.bias = nn.Parameter(torch.zeros(9))
@@ -350,7 +372,8 @@ def test_an_object_without_state_dict_is_refused_by_name() -> None:
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    module = nn.Linear(2, 2)
+    other = torch.optim.SGD(module.parameters(), lr=0.1)
     with pytest.raises(UsageError, match="must name every module"):
         TrackedState({"model": nn.Linear(2, 2)}, {"optimizer": other}, {}, {})
 

@@ -1,6 +1,7 @@
 """The objects that a script handed over, by name, and how to recognize one of them."""
 
 import collections
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast, runtime_checkable
@@ -104,7 +105,7 @@ def _inner_parts(objects: dict[str, Any]) -> dict[str, Any]:
 
 
 class BareTensors(nn.Module):
-    """Tensors of no module that an optimizer trains (SAC's log_alpha, weights of losses, master copies)."""
+    """Tensors and parameters of no module that an optimizer trains (SAC's log_alpha, a prompt, master copies)."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -113,16 +114,39 @@ class BareTensors(nn.Module):
 
 
 def _bare_tensors(modules: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> dict[str, nn.Module]:
-    """Return modules of the optimizers' tensors that are no parameters, and that no module holds."""
+    """Return modules of the optimizers' tensors and parameters that no module holds."""
     known = {id(p) for module in modules.values() for p in module.parameters()}
     found: dict[str, nn.Module] = {}
-    for name, optimizer in optimizers.items():
-        tensors = [p for group in optimizer.param_groups for p in group["params"]]
-        bare = [p for p in tensors if id(p) not in known and not isinstance(p, nn.Parameter)]
+    others = {
+        name: [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+        for name, optimizer in optimizers.items()
+    }
+    held = _held_by_modules([p for tensors in others.values() for p in tensors], modules)
+    for name, tensors in others.items():
+        bare = [p for p in tensors if id(p) not in known | held]
         if bare:
             known.update(map(id, bare))
             found[f"{name}.tensors"] = BareTensors(bare)
     return found
+
+
+def _held_by_modules(tensors: Sequence[torch.Tensor], handed: dict[str, nn.Module]) -> set[int]:
+    """Return the `id` of each of these parameters that a module holds which was not handed over.
+
+    All of them, if modules cannot be found: the script has hidden its objects from garbage collection (`gc.freeze`).
+    """
+    asked = {id(p) for p in tensors if isinstance(p, nn.Parameter)}
+    if asked and _held(asked, handed):
+        gc.collect()  # the script may have thrown such a module away
+        return _held(asked, handed)
+    return set()
+
+
+def _held(asked: set[int], handed: dict[str, nn.Module]) -> set[int]:
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    if not {id(module) for module in handed.values()} <= set(map(id, modules)):
+        return asked
+    return asked & {id(p) for module in modules for p in vars(module).get("_parameters", {}).values()}
 
 
 class Identities:

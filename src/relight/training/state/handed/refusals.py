@@ -42,8 +42,7 @@ def refuse_foreign_parameters(handed: Handed, name: str) -> None:
             raise UsageError(
                 f"parameter group {index} of {name} holds parameters of a module that was not handed over: "
                 "relight.Training(model={...}) must name every module that trains, also one that joins later. "
-                "Parameters of no module go into an nn.ParameterList: pass it as a model, and make the optimizer from "
-                "it; or make them tensors with requires_grad=True, which need no module"
+                "Parameters of no module that join later go into an nn.ParameterList, which is passed as a model"
             )
 
 
