@@ -89,6 +89,14 @@ def test_a_replacement_takes_what_all_ranks_change_alike_after_an_epoch(fault: s
     assert "right if that code does the same on all ranks" in ending.words
 
 
+def test_a_replacement_whose_first_step_is_interrupted_has_the_number_of_the_epoch() -> None:
+    """Rank 1 is in the block then: the others have its part of an all-reduce before the backward pass."""
+    faults = ["kill rank 1 in BACKWARD of step 9", "kill rank 0 in BACKWARD of step 9 attempt 1"]
+    ending = killed_in_phases("epoch_temperature", faults)
+    verdict, words = judge(ending, undisturbed("epoch_temperature").digests)
+    assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 2), words
+
+
 @pytest.mark.parametrize("step", [4, 5, 7])
 @pytest.mark.parametrize("point", ["BEFORE_BARRIER", "BARRIER"])
 def test_a_rank_is_lost_while_ranks_agree_on_buffers_that_change_by_chance(point: str, step: int) -> None:

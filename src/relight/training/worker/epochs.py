@@ -82,10 +82,13 @@ class EpochLoop:
         return self._offer(self._steps)
 
     def _offer(self, steps: Iterator[Step]) -> Iterator[Step]:
+        offered = -1
         for step in steps:
-            if (number := step.number // self._length) != self._number:
+            is_again = step.number <= offered  # what its first attempt changed was put back, the number too
+            if (number := step.number // self._length) != self._number or is_again:
                 self._parts.carried.set_epoch(sys._getframe(1), number)
                 self._number = number
+            offered = step.number
             yield step
             after = step.number + 1
             if step.committed and after % self._length == 0 and after < self._until:
