@@ -104,7 +104,8 @@ fuzz-carried: setup ## ten minutes of loops that hold state in any way, interrup
 	$(BIN)/python -m tests.training.carried_scripts --minutes 10
 
 fuzz-shapes: setup ## ten minutes of the same scripts in other shapes: their state and their blocks elsewhere, with faults
-	$(BIN)/python -m tests.idioms.reshaped --minutes 10
+	$(BIN)/python -m tests.idioms.reshaped --minutes 7
+	$(BIN)/python -m tests.idioms.reshaped --minutes 3 --restarts
 
 fuzz-times: setup ## ten minutes of state by place and step of its first change, disturbed in one process, and compared
 	$(BIN)/python -W ignore -m tests.training.carried_times --minutes 10 --quiet

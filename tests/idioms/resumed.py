@@ -61,10 +61,10 @@ def examine(
         expected = undisturbed(name)
         if expected.status or expected.usage:
             return None, "it is refused, or fails by itself"
-        why = _end_early(name, path, text, root) if more_steps else _kill(name, path, text, root, times)
+        why = _end_early(name, path, text, root) if more_steps else kill_job(name, path, text, root, times)
         if why:
             return None, why
-        faults = faults_after(name, _newest(root)) if kills else []
+        faults = faults_after(name, newest(root)) if kills else []
         path.write_text(text)
         verdict, words = judge(run_variant(name, path, faults), expected.digests)
         return verdict, "; ".join(filter(None, (*faults, words)))
@@ -78,11 +78,11 @@ def faults_after(name: str, step: int) -> list[str]:
     return [f"kill rank {rank} {place} {'at' if place == 'between steps' else 'of'} step {step}"]
 
 
-def _kill(name: str, path: Path, text: str, root: Path, times: int) -> str:
+def kill_job(name: str, path: Path, text: str, root: Path, times: int) -> str:
     """Start the job so often, and kill it each time once it has a new checkpoint. Returns why that was not possible."""
     path.write_text(text)
     for _ in range(times):
-        least = _newest(root) + _AT_LEAST
+        least = newest(root) + _AT_LEAST
         if not kill_when(name, path, functools.partial(_has_reached, root, least)):
             return "it ended before it was killed"
     return ""
@@ -100,10 +100,11 @@ def _end_early(name: str, path: Path, text: str, root: Path) -> str:
 
 
 def _has_reached(root: Path, step: int) -> bool:
-    return _newest(root) >= step
+    return newest(root) >= step
 
 
-def _newest(root: Path) -> int:
+def newest(root: Path) -> int:
+    """Return the step of the newest checkpoint."""
     return max(published(root), default=0)
 
 

@@ -1,9 +1,10 @@
 """Scripts of the library in other shapes, chosen at random: each undisturbed, and with faults.
 
-    python -m tests.idioms.reshaped [NAME ...] [--cases N] [--seed S] [--minutes M] [--keep DIR]
+    python -m tests.idioms.reshaped [NAME ...] [--cases N] [--seed S] [--minutes M] [--keep DIR] [--restarts]
 
 A shape moves variables of the loop (into an object, a dictionary, a closure, ...), or the block (into a function, into
 `try`, ...), and does not change what is computed: without relight, the script ends with the bits of the original.
+`--restarts`: it gets checkpoints, its job is killed as a whole and started again, and the faults strike after that.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from tests.idioms import library
 from tests.idioms.reshaped.reshape import reshaped
+from tests.idioms.resumed import faults_after, kill_job, newest, with_checkpoints
 from tests.idioms.trial import run_variant, without_relight
 from tests.idioms.verdict import Verdict, digests_in, judge, sections, what_differs
 
@@ -36,7 +38,7 @@ def main() -> int:
         seed = options.seed + number
         draw = random.Random(f"reshaped/{seed}")
         with tempfile.TemporaryDirectory(prefix="reshaped-") as directory:
-            verdict = _try(draw.choice(names), seed, draw, Path(directory))
+            verdict = _try(draw.choice(names), seed, draw, Path(directory), restarts=options.restarts)
             if verdict in ("SILENT", "LOST") or "plain" in verdict:
                 failed += verdict in ("SILENT", "LOST")
                 if options.keep is not None:
@@ -46,7 +48,7 @@ def main() -> int:
     return min(100, failed)
 
 
-def _try(name: str, seed: int, draw: random.Random, directory: Path) -> str:
+def _try(name: str, seed: int, draw: random.Random, directory: Path, *, restarts: bool) -> str:
     """One case; its verdict in a word."""
     text, shapes = reshaped(library.path_of(name), draw)
     if not shapes:
@@ -62,9 +64,17 @@ def _try(name: str, seed: int, draw: random.Random, directory: Path) -> str:
         )
         return "no plain" if not plain else "other plain"
     faults = _faults(name, draw)
+    if restarts:
+        root = directory / "checkpoints"
+        saving = with_checkpoints(text, root, draw.choice((1, 3, 4)))
+        if saving is None or kill_job(name, path, saving, root, draw.choice((1, 1, 2))):
+            return "not restarted"
+        faults = [*faults, *faults_after(name, newest(root))] if draw.random() < 0.7 else []
+        head = f"{head}, from a checkpoint"
     ending = run_variant(name, path, faults)
     verdict, words = judge(ending, expected)
     if verdict is Verdict.SILENT:
+        path.write_text(text)
         alone = run_variant(name, path)
         verdict, words = judge(ending, alone.digests)
         words += f"; undisturbed, not as without relight: {what_differs(alone.digests, expected)}"
@@ -105,6 +115,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the next has the next one")
     parser.add_argument("--minutes", type=float, default=10.0, help="default 10")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy scripts of cases that failed there")
+    parser.add_argument("--restarts", action="store_true", help="kill each job as a whole, and start it again")
     return parser.parse_args()
 
 
