@@ -1,11 +1,13 @@
 """Trains with a checkpoint of every step, and ranks whose disk is slow at different steps.
 
 Rank 0 still writes the checkpoint of step 1 when that of step 2 is due, and rank 1 that of step 2 when that of step 3
-is due: rank 1 has no part of the checkpoint of step 3, which rank 0 begins.
+is due: rank 1 has no part of the checkpoint of step 3, which rank 0 begins. `--stuck`: instead, the disk of rank 1 is
+never done with anything, until the rank has a new process.
 """
 
 import argparse
 import os
+import sys
 import threading
 
 import torch
@@ -21,11 +23,12 @@ WRITER = "relight-checkpoint"
 class SlowDisk:
     """A disk that is done with nothing until training has come to a step."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, stuck: bool) -> None:
         self._rank = rank
+        self._stuck = stuck
         self._arrived = threading.Condition()
         self._step = 0
-        self._slow_until = 2 if rank == 0 else 0
+        self._slow_until = 2 if rank == 0 and not stuck else 0
         self._sync = os.fsync
 
     def sync(self, descriptor: int) -> None:
@@ -37,6 +40,10 @@ class SlowDisk:
 
     def arrive(self, step: int) -> None:
         """Tell the disk that training is in this step: the checkpoint before it was due when it began."""
+        if self._stuck:
+            if (self._rank, step) == (1, 0):
+                self._slow_until = sys.maxsize
+            return
         with self._arrived:
             self._step = step
             self._arrived.notify_all()
@@ -51,10 +58,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--stuck", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     job = relight.init()
-    disk = SlowDisk(job.rank)
+    disk = SlowDisk(job.rank, stuck=options.stuck)
     setattr(os, "fsync", disk.sync)  # noqa: B010
     torch.manual_seed(1)
     model = DDP(nn.Linear(8, 4))
@@ -65,6 +73,7 @@ def main() -> None:
         return torch.randn(16, 8, generator=generator), torch.randint(0, 4, (16,), generator=generator)
 
     training = relight.Training(model=model, optimizer=optimizer, data=batch)
+    training.carry(ignore=("disk",))  # a replacement has its own
     training.checkpoint(options.checkpoint, every=1)
     for step in training.steps(until=options.steps):
         with step as (x, y):

@@ -338,6 +338,15 @@ def test_a_rank_that_leaves_a_checkpoint_out_is_not_waited_for(bench: Bench, tmp
     assert sorted(path.name for path in place_of(root, 6).iterdir() if path.name.startswith("left-out")) == []
 
 
+def test_a_rank_that_died_while_it_wrote_its_part_is_not_waited_for(bench: Bench, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    training = Training(ranks=2, steps=6, program="slow_disk.py", arguments=("--checkpoint", str(root), "--stuck"))
+    outcome = bench.run(training, faults=["kill rank 1 in FORWARD of step 3"])
+    assert outcome.status == 0, outcome.describe()
+    assert published(root)[0] == 6
+    assert 1 not in published(root)
+
+
 @pytest.mark.all
 def test_starting_anew_among_the_checkpoints_of_another_run_is_refused(bench: Bench, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"

@@ -125,3 +125,15 @@ def test_earlier_checkpoints_that_will_never_be_whole_are_cleared(tmp_path: Path
     assert files.has_part(tmp_path, 4, "now-0", 0)  # some rank may still be writing it
     assert files.has_part(tmp_path, 6, "now-0", 0)
     assert files.has_part(tmp_path, 2, "before-0", 0)
+
+
+def test_what_a_rank_never_finished_is_left_out_by_the_process_that_takes_it(tmp_path: Path) -> None:
+    """The next one is its own to write; what is there already, and what ranks of another history write, stays."""
+    for version, history in ((2, "now-0"), (3, "now-0"), (4, "now-0"), (2, "before-0")):
+        files.write_private(tmp_path, version, history, 0, b"")
+    files.write_private(tmp_path, 3, "now-0", 1, b"")
+    files.leave_out_older(tmp_path, 4, "now-0", 1, writes_part=False)
+    assert [files.is_left_out(tmp_path, version, "now-0", 1) for version in (2, 3, 4)] == [True, False, False]
+    assert not files.is_left_out(tmp_path, 2, "before-0", 1)
+    files.leave_out_older(tmp_path, 4, "now-0", 1, writes_part=True)
+    assert files.is_left_out(tmp_path, 3, "now-0", 1)

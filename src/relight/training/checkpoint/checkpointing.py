@@ -63,6 +63,7 @@ class Checkpointing:
     def assign(self, writers: Sequence[tuple[str, int]]) -> None:
         """Set, for this generation, which rank writes each part; empty if the state is not divided."""
         self._writer.assign(writers)
+        self._writer.leave_out_begun(self._schedule)
 
     # --- while training -------------------------------------------------------------------------------------------
     def resume(self) -> bool:

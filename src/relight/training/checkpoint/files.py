@@ -138,6 +138,16 @@ def leave_out(root: Path, version: int, history: str, rank: int) -> None:
         (place / _left_out_name(rank)).touch()
 
 
+def leave_out_older(root: Path, version: int, history: str, rank: int, *, writes_part: bool) -> None:
+    """Mark those before `version` that lack files of this rank, and are not complete, as left out. Never raises."""
+    with contextlib.suppress(OSError):
+        for place in root.glob(f"step-*.{history}.incomplete"):
+            match = _NAME.fullmatch(place.name)
+            names = [_private_name(rank), *([_part_name(rank)] if writes_part else [])]
+            if match is not None and int(match[1]) < version and not all((place / name).exists() for name in names):
+                leave_out(root, int(match[1]), history, rank)
+
+
 def withdraw(root: Path, version: int, history: str, rank: int) -> None:
     """Remove the files that this rank has begun and could not finish, and mark the checkpoint as left out.
 

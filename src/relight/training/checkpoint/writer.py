@@ -138,6 +138,14 @@ class CheckpointWriter:
                 version, history = self._left_out.get_nowait()
                 files.leave_out(root, version, history, self._runtime.rank)
 
+    def leave_out_begun(self, schedule: CheckpointSchedule) -> None:
+        """Have no rank wait for what the process that had this rank before had begun to write, and never will."""
+        version = self._worker.version
+        if not schedule.every or self._thread is not None:
+            return
+        rank, writes_part = self._runtime.rank, self.writes_part
+        files.leave_out_older(schedule.root, version, self.history, rank, writes_part=writes_part)
+
     def wait(self, seconds: float) -> bool:
         """Wait until nothing is being written. False if that takes longer."""
         if self._thread is not None:
