@@ -40,6 +40,13 @@ class Step:
         self.committed = False
         self.entered = False
 
+    @classmethod
+    def committed_before(cls, loop: Loop, number: int, attempt: int) -> "Step":
+        """Make the step that another process of this rank has committed, and that the script keeps."""
+        step = cls(loop, number, attempt)
+        step.committed = step.entered = True
+        return step
+
     @property
     def epoch(self) -> int:
         """Epoch of this step's batch, from 0."""

@@ -1,5 +1,6 @@
 """The loop of one process: steps are offered, and each is committed, or undone and offered again."""
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -53,6 +54,7 @@ class StepLoop:
         self._broken_steps = BrokenSteps(parts, self._checks)
         self._stand_ins = StandIns()
         self._membership = Membership(parts, self._checks, self._broken_steps, end_with)
+        self._state.references.expect_steps(Step, functools.partial(Step.committed_before, self))
 
     def run(self, until: int, called_at: Sequence[tuple[str, int]]) -> Generator[Step]:
         """Steps until so many are committed on every rank. `called_at`: the lines of the script that asked for them."""

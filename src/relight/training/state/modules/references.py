@@ -6,8 +6,8 @@ replacement has the same parts at other addresses, so what is carried is the nam
 
 import itertools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,6 +17,13 @@ from relight.training.state.modules.slots import Slots, memory_of
 from relight.training.torch_private.distributed.mesh import is_distributed
 
 Name = Sequence[Any]  # strings, numbers, and names of what holds a part
+
+
+class NumberedStep(Protocol):
+    """A step of the loop, as a script may keep it."""
+
+    number: int
+    attempt: int
 
 
 class NotNameable(Exception):
@@ -34,6 +41,7 @@ class References:
         slots: Slots,
     ) -> None:
         self._modules, self._optimizers, self._objects, self._slots = modules, optimizers, objects, slots
+        self._steps: tuple[type[NumberedStep], Callable[[int, int], Any]] | None = None
         self._things: dict[int, Name] = {}
         for owner, module in modules.items():
             for path, inner in module.named_modules():
@@ -45,6 +53,10 @@ class References:
         self._of_memory: dict[int, Name] = {}  # of the optimizers' own tensors, as of so many of them
         self._entries: list[tuple[int, int]] = []  # what `_of_memory` was made of
 
+    def expect_steps(self, kind: type[NumberedStep], committed: Callable[[int, int], Any]) -> None:
+        """Name objects of this class, steps of the loop, by `number` and `attempt`; another process makes its own."""
+        self._steps = kind, committed
+
     def name_of(self, value: Any) -> Name | None:
         """Return the name of a part; None for other values.
 
@@ -55,6 +67,8 @@ class References:
         if isinstance(value, (dict, list)):
             found = self._has_container(value)
             return next((name for name, thing in self._containers() if thing is value), None) if found else None
+        if self._steps is not None and isinstance(value, self._steps[0]):
+            return ("step", value.number, value.attempt)
         name = self._things.get(id(value))
         return name if name is not None and self._is_at(name, value) else None
 
@@ -85,6 +99,8 @@ class References:
                 return self.at(first)[second]
             case "object":
                 return self._objects[first]
+            case "step" if self._steps is not None:
+                return self._steps[1](first, second)
         optimizer = self._optimizers[first]
         match kind:
             case "groups":
