@@ -5,6 +5,7 @@ from textwrap import indent
 
 import pytest
 
+from relight.training.carried.code.refs import describe
 from tests.training.carried_shapes import read_script, shown
 
 
@@ -429,3 +430,16 @@ def test_finds_what_is_carried(name: str, tmp_path: Path) -> None:
     assert sorted(found) == sorted(filter(None, expected.split("|")))
     marked = {number for number, line in enumerate(source.splitlines(), 1) if "#w" in line}
     assert not marked or set(found.values()) == marked
+
+
+def test_a_batch_that_while_takes_into_an_attribute_is_set_in_the_block(tmp_path: Path) -> None:
+    """The step has begun when its batch is stored."""
+    source = (
+        TRAINER + " def run(self):\n  left = steps()\n  while (step := next(left, None)) is not None:\n"
+        "   if self.last is not None:\n    self.baseline += self.last.sum()\n"
+        "   with step as self.last:\n    (self.last * self.baseline).backward()\nTrainer().run()"
+    )
+    names = read_script(source, tmp_path)
+    assert names is not None
+    found = {describe(one.place): one.late for one in names.found.values()}
+    assert found == {"self.last": False, "self.baseline": True}

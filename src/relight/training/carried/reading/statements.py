@@ -122,12 +122,13 @@ class Statements:
             value = self._reading.value(item.context_expr, None)
             if not enters and (method := own_method(known(value), "__enter__")) is not None:
                 self._reading.functions.run(method, value, node, None)
+            if enters and item is node.items[-1]:
+                self._flow.late = False  # the step has begun when its batch is stored
             if item.optional_vars is not None:
                 batch = Ref(("temporary", -1, ""))  # no part of the step
                 self._reading.assign(item.optional_vars, batch if enters else value)
             managers.append(value)
         if enters:
-            self._flow.late = False
             self.body(node.body)
             self._flow.late = True
             return
