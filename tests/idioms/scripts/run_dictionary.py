@@ -1,4 +1,4 @@
-"""Everything that a run has lies in one dictionary: its job and its training too, beside numbers that steps change."""
+"""All that a run has lies in one dictionary: its job, its training and its loader too, beside numbers that change."""
 
 # ranks: 2
 import torch
@@ -14,10 +14,11 @@ def main():
     run = {"job": relight.init(), "seen": 0, "best": None, "history": []}
     torch.manual_seed(83)
     data = TensorDataset(torch.randn(40, 5), torch.randint(0, 3, (40,)))
-    loader = DataLoader(data, batch_size=5, sampler=DistributedSampler(data, run["job"].world_size, run["job"].rank))
+    sampler = DistributedSampler(data, run["job"].world_size, run["job"].rank)
+    run["loader"] = DataLoader(data, batch_size=5, sampler=sampler)
     run["model"] = DDP(nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)))
     run["optimizer"] = torch.optim.Adam(run["model"].parameters(), lr=1e-2)
-    run["training"] = relight.Training(model=run["model"], optimizer=run["optimizer"], data=loader)
+    run["training"] = relight.Training(model=run["model"], optimizer=run["optimizer"], data=run["loader"])
     for step in run["training"].steps(until=12):
         with step as (x, y):
             loss = nn.functional.cross_entropy(run["model"](x), y) * (1 + 0.01 * run["seen"])

@@ -184,6 +184,7 @@ def _integrations(state: TrackedState) -> list[Any]:
 
 
 def _carried(runtime: Runtime, state: TrackedState, batches: Batches, data: Any) -> Carried:
+    state.references.add_data(data)
     return Carried(
         _kept_otherwise(state, batches),
         runtime.notices.say,

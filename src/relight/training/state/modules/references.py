@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
+from relight.script_files import is_user_type
 from relight.training.state.modules.slots import Slots, memory_of
 from relight.training.torch_private.distributed.mesh import is_distributed
 
@@ -41,6 +43,7 @@ class References:
         slots: Slots,
     ) -> None:
         self._modules, self._optimizers, self._objects, self._slots = modules, optimizers, objects, slots
+        self._data: dict[int, Any] = {}
         self._steps: tuple[type[NumberedStep], Callable[[int, int], Any]] | None = None
         self._things: dict[int, Name] = {}
         for owner, module in modules.items():
@@ -52,6 +55,13 @@ class References:
             self._things.setdefault(id(optimizer), ("optimizer", name))
         self._of_memory: dict[int, Name] = {}  # of the optimizers' own tensors, as of so many of them
         self._entries: list[tuple[int, int]] = []  # what `_of_memory` was made of
+
+    def add_data(self, data: Any) -> None:
+        """Name the loaders that batches come from: relight keeps where each is."""
+        for index, thing in enumerate(data if isinstance(data, (tuple, list)) else [data]):
+            if isinstance(thing, DataLoader) and not is_user_type(type(thing)):
+                self._data[index] = thing
+                self._things.setdefault(id(thing), ("data", index))
 
     def expect_steps(self, kind: type[NumberedStep], committed: Callable[[int, int], Any]) -> None:
         """Name objects of this class, steps of the loop, by `number` and `attempt`; another process makes its own."""
@@ -99,6 +109,8 @@ class References:
                 return self.at(first)[second]
             case "object":
                 return self._objects[first]
+            case "data":
+                return self._data[first]
             case "step" if self._steps is not None:
                 return self._steps[1](first, second)
         optimizer = self._optimizers[first]
