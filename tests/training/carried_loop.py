@@ -49,10 +49,12 @@ class Step:
 
     def write(self) -> None:
         """Stands before the last write of a step, where the barrier may stand."""
-        if self.number >= EARLY_FROM and not (self.warmup or self.fails):
+        if self.number >= EARLY_FROM and not self.warmup:
             carried = self.loop.carried
             self.looked = carried.look()
-            self.loop.kept_early[self.number + 1] = encode_tree(carried.capture(early=True), "private")
+            kept = encode_tree(carried.capture(early=True), "private")
+            if not self.fails:  # else it is withdrawn
+                self.loop.kept_early[self.number + 1] = kept
 
     def end(self) -> None:
         """Stands at the end of the block, where a failure may strike last."""

@@ -858,3 +858,17 @@ def test_holds_no_old_values_alive() -> None:
         "alive",
     )
     assert run(source.replace("h = h + b", "h = h + b\n   if h > 1e9:\n    raise ValueError"), loop) == 1
+
+
+@pytest.mark.parametrize("step", range(2, 6))
+def test_what_an_undone_step_had_changed_before_its_barrier_is_no_late_change(step: int) -> None:
+    """Its barrier had kept these values, and broke: the step before it is the newest one again."""
+    script = function(
+        "seen, log, h = 0, [], np.zeros(2)", "seen += b\nlog.append(b)\nh += b\nstep.write()", "seen, log"
+    )
+    whole, loop = Loop(), Loop(fails_at=step)
+    expected = run(script, whole)
+    assert run(script, loop) == expected
+    assert loop.moved == ""
+    assert loop.kept == whole.kept
+    assert loop.kept_early == whole.kept_early

@@ -156,9 +156,10 @@ class Carried:
         """
         if not self._in_step:
             return None
-        self._in_step = False
-        self._again = True
-        return self._undo.roll_back()
+        self._in_step, self._again = False, True
+        lasting = self._undo.roll_back()
+        self.keeper.roll_back()
+        return lasting
 
     def end(self, *, computed: bool) -> str | None:
         """The loop is about to end. `computed`: steps were computed in this process.

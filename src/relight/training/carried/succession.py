@@ -56,6 +56,7 @@ class Keeper:
         self._of_rebound: dict[str, bool] = {}
         self._was_unsettled = False
         self._early, self._ends_epoch = False, True  # of the step in which they were written
+        self._is_of_step = False  # they were written at the barrier of a step, and not between two
         self._moved: list[str] = []  # what was seen to change after it was kept, where that was not expected
 
     def capture(self, *, in_step: bool, early: bool, ends_epoch: bool, compared: bool) -> Any:
@@ -65,7 +66,7 @@ class Keeper:
 
         Raises UsageError for a value that decides what a step computes and cannot be kept.
         """
-        self._early, self._ends_epoch = early, ends_epoch
+        self._early, self._ends_epoch, self._is_of_step = early, ends_epoch, in_step
         unset, lost = self._catalog.unset() if in_step and early else [], self._catalog.lost
         if not (self._kept or unset or lost):
             return {}
@@ -117,6 +118,13 @@ class Keeper:
                 self._moved.append(one.name)
             one.late |= one.seen and one.kept is not NEVER  # no code tells that it is changed there
         return self._was_unsettled or bool(found)
+
+    def roll_back(self) -> None:
+        """Take the values with which the step began for those kept: what its barrier kept is withdrawn."""
+        for one in self._kept.values() if self._is_of_step else ():
+            if one.is_written and not one.is_put_in:
+                one.kept, one.lasting = one.mark, None
+        self._is_of_step = False
 
     def moved(self) -> str | None:
         """Return why a rank that was lost in the step that has just ended shows older values, if so; once."""
