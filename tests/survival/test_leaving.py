@@ -1,5 +1,7 @@
 """A script leaves its loop with steps to go, while another rank is lost: the code after the loop comes after that."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.survival.harness import Bench, Training
@@ -98,3 +100,35 @@ def test_a_rank_that_goes_on_alone_is_named(bench: Bench) -> None:
     outcome = bench.run(leaving("alone", ranks=3), faults=[f"kill rank 0 in BARRIER of step {LAST}"])
     assert outcome.status != 0, outcome.describe()
     assert "goes on after step 5, after which other ranks have left" in outcome.report.error, outcome.describe()
+
+
+EPOCHS = """
+import relight
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+job = relight.init()
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+training = relight.Training(model=model, optimizer=optimizer, data=torch.utils.data.DataLoader(torch.ones(6, 2)))
+for epoch in training.epochs(2, steps_per_epoch=3):
+    for step in training.steps():
+        with step as batch:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+    print(f"rank {job.rank} ends epoch {epoch}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_replacement_that_takes_no_step_ends_the_last_epoch(bench: Bench, tmp_path: Path, rank: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EPOCHS)
+    fault = f"kill rank {rank} in AFTER_STEP of step {LAST}"
+    outcome = bench.run(Training(ranks=2, steps=0, program=str(script), arguments=()), faults=[fault])
+    assert outcome.status == 0, outcome.describe()
+    check_faults(outcome, [fault])
+    assert outcome.stdout.count(f"rank {rank} ends epoch 1") == 1, outcome.describe()
+    assert outcome.stdout.count(f"rank {rank} ends epoch 0") == 1, outcome.describe()

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from relight.errors import UsageError
+from relight.training.carried.code.refs import is_added
 from relight.transfer.io.codec import decode_tree
 from tests.training.carried_loop import STEPS, Loop, run_script
 
@@ -65,6 +67,41 @@ def test_a_replacement_gets_what_is_shown(step: int, tmp_path: Path) -> None:
 
 def test_without_it_a_step_would_count_twice(tmp_path: Path) -> None:
     assert run(Loop(fails_at=2), tmp_path, "pass")[0] == STEPS + 1
+
+
+OF_LOCAL_CLASSES = """
+from collections import Counter
+
+def make():
+    class Above:
+        seen = []
+    class Callback(Above):
+        counts = Counter()
+        def on_step(self, value):
+            self.counts[int(value)] += 1
+            self.seen.append(float(value))
+    return Callback()
+
+def run():
+    steps.hidden = make()
+    steps.carried.show("callback", steps.hidden, lambda name, value: False)
+    held = weakref.WeakValueDictionary({"callback": steps.hidden})
+    for step in steps():
+        with step as value:
+            held["callback"].on_step(value)
+            step.end()
+    return sorted(steps.hidden.counts.items()), steps.hidden.seen
+result = run()
+"""
+
+
+@pytest.mark.parametrize("step", range(3, STEPS))
+def test_attributes_of_classes_that_a_function_made(step: int, tmp_path: Path) -> None:
+    """No name of the script leads to such a class, but an object of it does."""
+    first, script = Loop(), f"import weakref\n{OF_LOCAL_CLASSES}"
+    whole = run_script(script, first, tmp_path)
+    assert run_script(script, Loop(fails_at=step), tmp_path) == whole
+    assert run_script(script, Loop(begins_at=step, tree=decode_tree(first.kept[step])), tmp_path) == whole
 
 
 OF_A_LIBRARY = "Callback.__module__ = Average.__module__ = 'string'"
@@ -275,3 +312,15 @@ def test_globals_of_another_module_of_the_script_that_late_steps_change_are_kept
     assert run_script(script, Loop(fails_at=step), tmp_path) == (STEPS, STEPS - 3)
     second = Loop(begins_at=step, tree=decode_tree(first.kept[step]))
     assert run_script(script, second, tmp_path) == (STEPS, STEPS - 3)
+
+
+def test_what_a_scheduler_sets_on_an_optimizer_is_not_the_scripts() -> None:
+    class Own(torch.optim.SGD):
+        """As frameworks wrap one."""
+
+    optimizer = Own([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    optimizer.step()
+    scheduler.step()
+    optimizer.mine = 1  # type: ignore[attr-defined]
+    assert [name for name in vars(optimizer) if is_added(optimizer, name)] == ["mine"]

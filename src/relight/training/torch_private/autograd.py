@@ -11,6 +11,9 @@ from torch.utils.hooks import RemovableHandle
 # A number for the backward pass that this thread runs a node or a callback of; -1 if it runs none.
 current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
+# What others set on an optimizer as it steps: a gradient scaler, and schedulers, which warn by it.
+SET_BY_STEPS = ("grad_scale", "found_inf", "_opt_called")
+
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
     """Have the present backward pass call this when it has computed all gradients, after what was queued before."""

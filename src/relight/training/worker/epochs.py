@@ -85,9 +85,7 @@ class EpochLoop:
         offered = -1
         for step in steps:
             is_again = step.number <= offered  # what its first attempt changed was put back, the number too
-            if (number := step.number // self._length) != self._number or is_again:
-                self._parts.carried.set_epoch(sys._getframe(1), number)
-                self._number = number
+            self._tell(sys._getframe(1), step.number // self._length, again=is_again)
             offered = step.number
             yield step
             after = step.number + 1
@@ -101,6 +99,14 @@ class EpochLoop:
                 "ended without running the code after the loop"
             )
             raise SystemExit(0)
+        # A process that took a rank after the last step has been in no later epoch than the first.
+        self._tell(sys._getframe(1), (self._until - 1) // self._length)
+
+    def _tell(self, frame: FrameType, number: int, *, again: bool = False) -> None:
+        """Give the loop of epochs around this frame the number of the epoch, if it has another one."""
+        if number != self._number or again:
+            self._parts.carried.set_epoch(frame, number)
+            self._number = number
 
     def _show_head(self, frame: FrameType) -> None:
         for here in source.user_frames(frame):

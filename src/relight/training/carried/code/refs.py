@@ -21,6 +21,7 @@ from torch import nn
 from relight.script_files import file_of_type, is_script_file, is_user_type
 from relight.training.state.modules.plain_values import plain_bytes
 from relight.training.state.values.cells import is_type_of_cells
+from relight.training.torch_private.autograd import SET_BY_STEPS
 from relight.training.torch_private.modules import modules_in, tables_in
 
 Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
@@ -132,14 +133,11 @@ _AVERAGES = "post_localSGD_optimizer"
 
 def is_added(owner: Any, name: str) -> bool:
     """Return whether this is an optimizer, and an attribute of this name is none that torch gives to such ones."""
-    if not isinstance(owner, torch.optim.Optimizer) or name in _of_every_optimizer() or name in _OF_STEPS:
+    if not isinstance(owner, torch.optim.Optimizer) or name in _of_every_optimizer() or name in SET_BY_STEPS:
         return False
     if is_own_optimizer(owner):
         return name not in dir(torch.optim.Optimizer)
     return type(owner).__module__.startswith("torch.optim.") and name[0] != "_" and name not in dir(type(owner))
-
-
-_OF_STEPS = ("grad_scale", "found_inf")  # of a scaler, on an optimizer that steps
 
 
 @functools.cache

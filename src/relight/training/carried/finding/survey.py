@@ -97,6 +97,8 @@ class Survey:
         self._look_at_all(())
         for root, owner in _roots_of(spots.parts):
             self.attributes[(root,)] = frozenset(vars(owner))
+            self._look_at_classes((root,), owner, 0)
+        self._look_at_all(())
 
     def look(self, place: Place, value: Any) -> None:
         """Look at one more value, which the frames of the loop do not show."""
@@ -153,6 +155,7 @@ class Survey:
                 self.attributes[place] = frozenset(attributes)
                 for name, one in list(attributes.items()):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
+                self._look_at_classes(place, value, depth)
             return
         if kind in ("list", "tuple", "dict", "deque") and holds_objects(value):
             if id(value) in self._seen:
@@ -229,7 +232,15 @@ class Survey:
                 is_shown = name[0] != "_" or (is_own and _is_in_script(value, name))
                 if is_shown and (is_own or isinstance(one, _SUMS)):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
+            self._look_at_classes(place, value, depth)
             self._look_into_module(place, value)
+
+    def _look_at_classes(self, place: Place, value: Any, depth: int) -> None:
+        """The user's classes of an object, which may have no name: a function of the script has made them."""
+        there = (*place, ("attribute", "__class__", ""), ("attribute", "__mro__", ""))
+        for number, kind in enumerate(type(value).__mro__):
+            if is_user_type(kind) and id(kind) not in self._seen:
+                self._look_later((*there, ("item", "int", str(number))), kind, depth + 1)
 
     def _look_into_class(self, place: Place, kind: type, depth: int) -> None:
         """The values of its attributes, if the class is the user's own; of an enumeration, of its members'."""
