@@ -57,6 +57,7 @@ def test_a_common_shape_survives_kills_in_phases(name: str, plain: dict[str, str
         ("annealed_attribute", "freeze rank 1 in BEFORE_BARRIER of step 7"),
         ("counting_optimizer", "kill rank 1 in BARRIER of step 7"),
         ("run_dictionary", "kill rank 0 in FORWARD of step 5"),
+        ("block_on_a_stack", "kill rank 0 in FORWARD of step 3"),
         ("step_of_trainer", "kill rank 1 in FORWARD of step 5"),
         ("step_of_trainer", "kill rank 0 between steps at step 4"),
     ],

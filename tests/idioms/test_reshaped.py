@@ -49,3 +49,11 @@ def test_a_script_in_other_shapes_computes_the_same_and_survives_a_failure(tmp_p
     assert digests_in(without_relight(str(path))) == expected
     ending = run_variant("meters_after_block", path, ["kill rank 0 in FORWARD of step 3"])
     assert judge(ending, expected) == (Verdict.EQUAL, ""), ending.words
+
+
+def test_a_loop_whose_code_is_in_no_file_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    path = tmp_path / "block_on_a_stack.py"
+    path.write_text(f"exec(compile({library.path_of(path.stem).read_text()!r}, '<script>', 'exec'))\n")
+    verdict, words = judge(run_variant(path.stem, path), {})
+    assert verdict is Verdict.REFUSED
+    assert "the code of this loop is in no file" in words

@@ -1,6 +1,7 @@
 """The code of a script before its first step: loops around the loop of steps, gradients carried by hand."""
 
 import ast
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,35 @@ from relight.training.carried.code.misuse import (
     returns_from,
     takes_steps_in,
 )
-from relight.training.carried.code.source import lines_of
+from relight.training.carried.code.source import frame_of_block, is_user_frame, lines_of
+
+
+class Entered:
+    """Keeps the name of the function whose block is entered, or left."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def __enter__(self) -> None:
+        self.found.append(frame_of_block(sys._getframe(1)).f_code.co_name)
+
+    def __exit__(self, *_: object) -> None:
+        self.found.append(frame_of_block(sys._getframe(1)).f_code.co_name)
+
+
+def test_the_block_of_a_stack_is_that_of_the_function_which_enters_it() -> None:
+    entered = Entered()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(entered)
+    assert entered.found == [test_the_block_of_a_stack_is_that_of_the_function_which_enters_it.__name__] * 2
+
+
+def test_code_from_a_text_is_the_scripts_own_if_its_module_is() -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "sys": sys}
+    exec("frame = sys._getframe()", names)
+    assert is_user_frame(names["frame"])
+    exec("frame = sys._getframe()", names := {"__name__": "json.decoder", "sys": sys})
+    assert not is_user_frame(names["frame"])
 
 
 class Reached(Exception):

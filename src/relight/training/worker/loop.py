@@ -16,6 +16,7 @@ from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.errors import UsageError
+from relight.training.carried.code.source import frame_of_block
 from relight.training.step import Step
 from relight.training.torch_private.script_modes import hidden_from_modes, unseen
 from relight.training.worker.broken_steps import BrokenSteps
@@ -164,7 +165,7 @@ class StepLoop:
         runtime, parts = self._runtime, self._parts
         self._checks.enter_block()
         with hidden_from_modes():
-            self._begin_block(sys._getframe(2))
+            self._begin_block(frame_of_block(sys._getframe(2)))
         if runtime.is_rehearsing:
             batch = parts.batches.rehearse(parts.assignment.batch_index)
         else:
@@ -204,7 +205,8 @@ class StepLoop:
         with hidden_from_modes():
             is_absorbed = self._end_block(step, error)
             if is_absorbed:
-                self._stand_ins.set(sys._getframe(2), all_names=self._parts.batches.has_other_sizes)
+                block = frame_of_block(sys._getframe(2))
+                self._stand_ins.set(block, all_names=self._parts.batches.has_other_sizes)
             return is_absorbed
 
     def _end_block(self, step: Step, error: BaseException | None) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from relight.script_files import is_script_file
+from relight.script_files import is_file_of_relight, is_script_file, is_script_module
 from relight.training.carried.code.normal import in_usual_words
 
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
@@ -26,7 +26,11 @@ _OWN = str(Path(__file__).parents[2]) + "/"
 
 
 def is_user_frame(frame: FrameType) -> bool:
-    return is_script_file(frame.f_code.co_filename)
+    """Return whether a frame runs code of the script's, from a file or from a text (`exec`, `python -c`)."""
+    file = frame.f_code.co_filename
+    if file.startswith("<") and not file.startswith("<frozen "):
+        return is_script_module(frame.f_globals.get("__name__", "builtins"))
+    return is_script_file(file)
 
 
 def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -45,6 +49,17 @@ def frames_outside(frame: FrameType | None) -> list[FrameType]:
             above.append(frame)
         frame = frame.f_back
     return [here for here in above if is_user_frame(here)] or above
+
+
+def frame_of_block(frame: FrameType) -> FrameType:
+    """Return the frame of the script, or of an integration, whose block is entered or left from this frame.
+
+    A library may stand in between: `contextlib.ExitStack`.
+    """
+    here: FrameType | None = frame
+    while here is not None and not (is_user_frame(here) or is_file_of_relight(here.f_code.co_filename)):
+        here = here.f_back
+    return here or frame
 
 
 @functools.cache

@@ -34,6 +34,14 @@ def of_unknown_name(text: str) -> UsageError:
     return UsageError(f"training.carry({text!r}): the loop of steps sees no such name")
 
 
+def of_text(where: str) -> UsageError:
+    return UsageError(
+        f"{where}: the code of this loop is in no file (`exec` has made it from a text), so what it carries from step "
+        "to step cannot be found. Put it into a .py file, or name what it carries: training.carry("
+        '"best", ...), or training.carry(ignore=("losses",)) for a name that no step depends on'
+    )
+
+
 def of_missing_name(name: str) -> UsageError:
     """A name that another process has, and this one does not."""
     return UsageError(

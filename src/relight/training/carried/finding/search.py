@@ -98,13 +98,22 @@ class Search:
                     self._catalog.keep(holder, f"{short(one.file)}:{one.line}", feeds=one.feeds, seen=True)
 
     def _note_unread(self, frame: FrameType) -> None:
-        """Say that the code of a loop cannot be read, unless it is an integration's own: that names what it carries."""
-        if is_file_of_relight(frame.f_code.co_filename):
+        """Say that the code of a loop cannot be read, unless it is an integration's own: that names what it carries.
+
+        Raises UsageError for code that is in no file, if the user names nothing that it carries: of the classes that
+        are made there, too, neither code nor objects can be told from those of libraries.
+        """
+        file = frame.f_code.co_filename
+        if is_file_of_relight(file):
             return
+        where = f"{short(file)}:{frame.f_lineno}"
+        is_named = self._loop.declared or self._declared_names or self._catalog.ignored
+        if file.startswith("<") and not is_named:
+            raise refusals.of_text(where)
         self._catalog.say(
             "carried",
-            f"{short(frame.f_code.co_filename)}:{frame.f_lineno}: the source of this loop cannot be read, so what "
-            "it carries from step to step is looked for by its values alone: name the rest with training.carry()",
+            f"{where}: the source of this loop cannot be read, so what it carries from step to step is looked for by "
+            "its values alone: name the rest with training.carry()",
         )
 
     def _refuse_unfrozen(self, names: Names) -> None:
