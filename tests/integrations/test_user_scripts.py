@@ -143,6 +143,14 @@ def traces(stdout: str) -> list[str]:
     return sorted(re.findall(r"rank \d+: \{.*\}|files: .*", stdout))
 
 
+def test_accelerate_knows_a_rank_that_is_taken_after_the_last_step(tmp_path: Path) -> None:
+    """The replacement is built as rank 1, and is the main process once it has taken rank 0."""
+    skip_without("accelerated.py")
+    whole = run(tmp_path / "whole", "accelerated.py", "plain")
+    fault = f"kill rank 0 in AFTER_STEP of step {whole.report.final_version - 1}"
+    assert survive(tmp_path / "struck", "accelerated.py", "plain", [fault]) == traces(whole.stdout)
+
+
 @pytest.mark.parametrize(("program", "kind", "is_as_alone"), SCRIPTS, ids=[kind for _, kind, _ in SCRIPTS])
 def test_a_script_ends_as_undisturbed(program: str, kind: str, is_as_alone: bool, tmp_path: Path) -> None:
     skip_without(program)

@@ -39,6 +39,7 @@ NOT_NEEDED = {
     "_last_post_reduce_events": "used where it exists",
     "_mask": "the end of a name that torch.nn.utils.prune documents",
     "_modules_to_run_forward": "used where it exists",
+    "_opt_called": "set on an optimizer by schedulers, which warn by it; left out where it is",
     "_orig": "the end of a name that torch.nn.utils.prune documents",
     "_relight": "relight's own",
     "_relight_place": "relight's own",

@@ -1,7 +1,8 @@
 """Loops written with Hugging Face's accelerate: its cached rank, and its data in groups of micro-batches.
 
-Accelerate copies the rank of a process when it starts. A standby has a provisional rank then, so `follow_rank` must be
-called at the head of each step. `update_loader` turns a prepared DataLoader into one that gives all micro-batches of
+Accelerate copies the rank of a process when it starts. A standby has a provisional rank then, so the states of
+accelerate ask torch for it from then on. `follow_rank`, to be called at the head of each step, does what a process has
+to do once its rank is another one. `update_loader` turns a prepared DataLoader into one that gives all micro-batches of
 one optimizer step at a time, also the smaller last group of an epoch, and that finds its place by indices alone.
 
 Accelerate also counts micro-batches (`accelerator.step`), and notes which loaders are being iterated. Undoing a step
@@ -35,25 +36,44 @@ __all__ = ["UpdateSampler", "follow_rank", "update_loader"]
 
 
 def follow_rank() -> int:
-    """Correct the rank that accelerate has cached, and return it.
+    """Have accelerate go on with the rank that this process has now, and return it.
 
-    `Accelerator`, `PartialState` and `TrainingArguments` read it from there. The local rank follows too. On the main
-    process trackers are started, if `init_trackers` was called while this process had another rank. Loaders that an
-    earlier attempt at the step has left half read (in an evaluation) are forgotten.
+    On the main process trackers are started, if `init_trackers` was called while this process had another rank. Loaders
+    that an earlier attempt at the step has left half read (in an evaluation) are forgotten.
     """
     rank = dist.get_rank()
     _forget_loaders()
-    shared = PartialState._shared_state
-    if shared and shared.get("process_index") != rank:
-        local = rank % max(1, _ranks_per_node())
-        for state in (shared, AcceleratorState._shared_state):
-            if state:
-                state["process_index"] = rank
-                state["local_process_index"] = local
     while _trackers and rank == 0:
         _trackers.pop(0)()
     return rank
 
+
+def _ask_for_rank() -> None:
+    """Have accelerate's states ask for the rank each time: also after the last step a process may take another one.
+
+    `Accelerator`, `PartialState` and `TrainingArguments` read it from there.
+    """
+    for kind in (PartialState, AcceleratorState):
+        kind.process_index = _asked("process_index", dist.get_rank)
+        kind.local_process_index = _asked("local_process_index", lambda: dist.get_rank() % max(1, _ranks_per_node()))
+
+
+def _asked(name: str, now: Callable[[], int]) -> property:
+    """Make an attribute that has the value of now once it has been set, and a process group is there."""
+
+    def read(state: Any) -> int:
+        if name not in vars(state):
+            raise AttributeError(name)
+        return now() if dist.is_initialized() else vars(state)[name]
+
+    def write(state: Any, value: int) -> None:
+        vars(state)[name] = value
+
+    return property(read, write)
+
+
+if _IS_WORKER:
+    _ask_for_rank()
 
 _trackers: list[Callable[[], None]] = []  # that start what this process has asked for as another rank
 
