@@ -75,10 +75,10 @@ is prepared:
 
 A failure before that barrier goes back to version i, by the rule below: a rank that had something to say is unprepared,
 or is dead and has left nothing for version i+1 (a rank that goes back withdraws what an undone attempt has kept for
-it); and once the second all-reduce has completed anywhere, every rank has
-withdrawn, so that one which died since, before it was prepared anew, has left nothing either. Undoing the step also
-undoes what it has shown of buffers. So at every version all ranks know the same ones. It costs two small all-reduces
-more in the few steps in which a buffer changes for the first time.
+it); and once the second all-reduce has completed anywhere, every rank has withdrawn, so that one which died since,
+before it was prepared anew, has left nothing either. Undoing the step also undoes what it has shown of buffers. So at
+every version all ranks know the same ones. It costs two small all-reduces more in the few steps in which a buffer
+changes for the first time.
 
 A buffer counts if an operation was seen to write it, or another one of its module. If it only has other bits than
 before, memory may be corrupted, and the next comparison of the states tells. Stages of a pipeline have different
@@ -183,9 +183,11 @@ holds is right.
 The bits stay doubted also where all follow a rank that had completed the collective: variables of the script, which
 each rank keeps for itself, may hold the value of the cut one.
 
-Variables that code changes after the barrier are not in what a rank lost there had kept. Its replacement takes the
-present values of its source where both had kept equal ones at the barrier. The bits are doubted all the same: only code
-that does the same on all ranks makes these values right.
+## Variables that code changes after the barrier
+
+What a rank had kept at its barrier lacks what code changes after it, in the rest of the block or between two steps. If
+the rank is lost there, its replacement takes the present values of its source where both had kept equal ones at the
+barrier. The bits are doubted all the same: these values are right only if that code does the same on all ranks.
 
 ## The start
 

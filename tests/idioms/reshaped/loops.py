@@ -58,7 +58,7 @@ def before(scope: Scope, loop: ast.For, function: ast.stmt) -> None:
 
 
 def begin_with(scope: Scope, source: str) -> None:
-    """Begin a scope with these lines, behind a docstring, in a module behind its imports."""
+    """Begin a scope with these lines, after its docstring; in a module, after its imports."""
     at = 1 if isinstance(scope.body[0], ast.Expr) and isinstance(scope.body[0].value, ast.Constant) else 0
     if not is_function(scope):
         at = max([at, *(1 + i for i, one in enumerate(scope.body) if isinstance(one, (ast.Import, ast.ImportFrom)))])

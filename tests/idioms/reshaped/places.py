@@ -172,7 +172,7 @@ def in_default(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
 
 
 def in_properties(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
-    """Attributes of an object behind properties."""
+    """Attributes of an object that are read and set through properties."""
     names = _chosen(scope, draw)
     _move(scope, names, _attribute)
     begin_with(scope, f"{_HOLDER} = Keeper()")

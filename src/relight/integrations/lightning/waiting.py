@@ -47,7 +47,7 @@ class WaitingGradients:
             raise refused.ACCUMULATED.error(refused.BY, how)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the gradients that the next batch goes on with."""
+        """Return the gradients to which the next batch adds its own."""
         return self._kept
 
     def load_state_dict(self, saved: dict[str, torch.Tensor]) -> None:

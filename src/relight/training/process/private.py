@@ -63,8 +63,8 @@ class PrivateState:
             if not between:
                 tree["late"] = self._state.rank_private.late
             payload = encode_tree(tree, "rank-private state")
-        if not between and self._carried.keeper.is_unsettled:
-            self._unsettled = version, payload
+        if not between:
+            self._unsettled = version, payload if self._carried.keeper.is_unsettled else NO_PRIVATE
         self._runtime.page.write_private(version, payload)
 
     def may_keep_again(self) -> bool:

@@ -26,7 +26,7 @@ _OWN = str(Path(__file__).parents[2]) + "/"
 
 
 def is_user_frame(frame: FrameType) -> bool:
-    """Return whether a frame runs code of the script's, from a file or from a text (`exec`, `python -c`)."""
+    """Return whether a frame runs code of the script's, from a file or from a text (`exec`)."""
     file = frame.f_code.co_filename
     if file.startswith("<") and not file.startswith("<frozen "):
         return is_script_module(frame.f_globals.get("__name__", "builtins"))
