@@ -121,7 +121,17 @@ def compose(seed: int) -> Script:
         head.append("opt = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)")
         block.insert(draw.randrange(len(block) + 1), "step.write()\nopt.step()")
     block = [f"{statement}\nstep.point({number}, x)" for number, statement in enumerate(block)] or ["step.point(0, x)"]
-    return Script(_assemble(form, head, begin, above, block, after, results), parts)
+    source = _assemble(form, head, begin, above, block, after, results)
+    if form != "module" and draw.random() < 0.15:
+        source, parts = _as_coroutine(source), (*parts, "in a coroutine")
+    return Script(source, parts)
+
+
+def _as_coroutine(source: str) -> str:
+    """The loop's function, and those that call it, as coroutines."""
+    source = source.replace("return train()", "return await train()")
+    source = re.sub(r"(?m)^( *)def (main|train)\(", r"\1async def \2(", source)
+    return re.sub(r"(?m)^result = (.*)$", r"import asyncio\nresult = asyncio.run(\1)", source)
 
 
 def _wrap(pattern: str, statement: str) -> str:

@@ -97,7 +97,52 @@ TEAM = (
     "class Item:\n def __init__(self, p):\n  self.p, self.log = p, []\n"
     "class Team:\n def __init__(self):\n  self.held = [Item(i) for i in range(3)]\n  self.best = self.held[0]\n"
 )
+AWAITED = """
+import asyncio
+class Meter:
+ def __init__(self):
+  self.entered, self.left, self.given = 0, 0, 0
+ async def __aenter__(self):
+  self.entered += 1
+  await asyncio.sleep(0)
+  return self
+ async def __aexit__(self, *_):
+  self.left += self.entered
+ def __aiter__(self):
+  self.at = 0
+  return self
+ async def __anext__(self):
+  self.at += 1
+  if self.at > 2:
+   raise StopAsyncIteration
+  self.given += 1
+  return self.given
+async def add(seen, n):
+ await asyncio.sleep(0)
+ seen.append(n)
+"""
+
+
+def coroutine(before: str, block: str, result: str, after: str = "", setup: str = "") -> str:
+    source = function(before, block, result, after, setup).replace("def run()", "async def run()")
+    return source.replace("result = run()", "import asyncio\nresult = asyncio.run(run())")
+
+
 SCRIPTS = {
+    "a coroutine": coroutine(
+        "x, n, seen = 0, 0, []",
+        "x = x + b + n + len(seen)\nif step.number > 3:\n n = n + 1\n await add(seen, x)",
+        "x, n, seen",
+        setup=AWAITED,
+    ),
+    "tasks, and classes that a coroutine enters and iterates over": coroutine(
+        "x, meter, seen = 0, Meter(), []",
+        "async with meter as m:\n if step.number > 3:\n  async for n in meter:\n   x = x + n\n"
+        "await asyncio.gather(*[asyncio.create_task(add(seen, x + i)) for i in range(2)])\n"
+        "x = x + b + sum(seen[-2:]) + meter.left",
+        "x, vars(meter), seen",
+        setup=AWAITED,
+    ),
     "dicts whose keys are attributes, and that raise KeyError or are their own memory": function(
         "one, two, x = Keys(n=0, inner=Keys(m=1)), Itself(n=2), 0",
         "one.n += b\ntwo.n = two.n * .5 + one.n\none.inner.m *= 2\nSolver.cfg.rate *= .9\n"

@@ -1,4 +1,7 @@
-"""Other ways to write an attribute or a global, as the usual one: `setattr(t, "n", 1)` is `t.n = 1`."""
+"""Other ways to write an attribute or a global, as the usual one: `setattr(t, "n", 1)` is `t.n = 1`.
+
+Code of coroutines is written as that of functions, since it does the same in the same order: `await f(x)` is `f(x)`.
+"""
 
 import ast
 from typing import TypeVar
@@ -36,6 +39,23 @@ class _Usual(ast.NodeTransformer):
             case ast.Subscript(ast.Call(func=ast.Name(id="globals"), args=[]), ast.Constant(value=str(name))):
                 return _placed(ast.Name(name, node.ctx), node)
         return node
+
+    def visit_Await(self, node: ast.Await) -> ast.AST:
+        awaited: ast.AST = self.visit(node.value)
+        return awaited
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._not_async(ast.FunctionDef, node)
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> ast.AST:
+        return self._not_async(ast.For, node)
+
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> ast.AST:
+        return self._not_async(ast.With, node)
+
+    def _not_async(self, kind: type[ast.stmt], node: ast.stmt) -> ast.AST:
+        self.generic_visit(node)
+        return ast.copy_location(kind(**dict(ast.iter_fields(node))), node)
 
 
 def _attribute(node: ast.AST, thing: ast.expr, name: str, context: ast.expr_context | None = None) -> ast.expr:

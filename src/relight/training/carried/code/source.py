@@ -21,7 +21,6 @@ from relight.training.carried.code.normal import in_usual_words
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
 Way = list[tuple[list[ast.stmt], int]]  # to a place, from the outermost statement: its list, its place in that
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_ASYNC_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators
 _OWN = str(Path(__file__).parents[2]) + "/"
 
 
@@ -75,7 +74,7 @@ def _parsed(name: str) -> ast.Module | None:
 def node_of(code: CodeType) -> ast.AST | None:
     """The module, function or lambda that a code object was compiled from."""
     tree = _parsed(code.co_filename)
-    if tree is None or code.co_flags & _ASYNC_FLAGS:
+    if tree is None:
         return None
     if code.co_name == "<module>":
         return tree

@@ -103,7 +103,7 @@ class Expressions:
                     self._reading.functions.pass_on(
                         Ref(ref.key, one, ref.place), ast.copy_location(ast.Call(NO_NAME, [], []), node), use
                     )
-        for name in ("__iter__", "__next__"):
+        for name in ("__iter__", "__next__", "__aiter__", "__anext__"):
             if (method := own_method(known(ref), name)) is not None:
                 self._reading.functions.run(method, ref, node, use)
 

@@ -120,8 +120,8 @@ class Statements:
         managers = []
         for item in node.items:
             value = self._reading.value(item.context_expr, None)
-            if not enters and (method := own_method(known(value), "__enter__")) is not None:
-                self._reading.functions.run(method, value, node, None)
+            if not enters:
+                self._run_own(value, ("__enter__", "__aenter__"), node)
             if enters and item is node.items[-1]:
                 self._flow.late = False  # the step has begun when its batch is stored
             if item.optional_vars is not None:
@@ -134,7 +134,11 @@ class Statements:
             return
         self.body(node.body)
         for value in managers:
-            if (method := own_method(known(value), "__exit__")) is not None:
+            self._run_own(value, ("__exit__", "__aexit__"), node)
+
+    def _run_own(self, value: Ref, names: Sequence[str], node: ast.stmt) -> None:
+        for name in names:
+            if (method := own_method(known(value), name)) is not None:
                 self._reading.functions.run(method, value, node, None)
 
     def _loop(self, body: Sequence[ast.stmt]) -> None:
