@@ -30,6 +30,23 @@ class Job:
     def join(self) -> None:
         self.fast.param_groups[0]["params"].append(self.net.bias)
 
+    def adding_step(self, zero: str = "never", *, fails: bool = False) -> None:
+        """A step of the fast optimizer, with a backward pass after it. `zero`: at its "head", "end" or "middle"."""
+        self.gradients.see()
+        self.left.begin_attempt()
+        for place in ("head", "step", "middle", "backward", "end"):
+            if place in zero.split():
+                self.fast.zero_grad(set_to_none="in place" not in zero)
+            if place in ("head", "backward"):
+                self.net(torch.ones(1, 2)).sum().backward()
+            elif place == "step":
+                self.left.before_optimizer("fast")
+                self.state.members.see("fast")
+        if fails:
+            self.gradients.clear()
+        else:
+            self.left.end_step()
+
     def step(self, *names: str, zero: bool = False, fails: bool = False, joins: bool = False) -> None:
         self.gradients.see()
         self.left.begin_attempt()
@@ -52,6 +69,8 @@ class Job:
         else:
             self.left.end_step()
             self.fast.zero_grad()
+            if "slow" in names:
+                self.slow.zero_grad()
 
 
 @pytest.fixture
@@ -85,6 +104,38 @@ def test_a_failure_after_they_were_used_in_the_same_step_is_one_before(job: Job)
     job.step("fast", "slow", fails=True)
     job.step("fast", "slow")
     assert len(job.doubts) == 1
+
+
+@pytest.mark.parametrize("zero", ["never", "middle", "middle in place"])
+@pytest.mark.parametrize("before", [1, 2, 4])
+def test_those_to_which_an_optimizer_adds_in_each_step_are_doubted(job: Job, zero: str, before: int) -> None:
+    for _ in range(before):
+        job.adding_step(zero)
+    job.adding_step(zero, fails=True)
+    job.adding_step(zero)
+    job.adding_step(zero)
+    assert len(job.doubts) == 1
+    assert "fast used gradients of earlier steps" in job.doubts[0]
+
+
+@pytest.mark.parametrize("zero", ["head", "end", "head in place", "end in place"])
+@pytest.mark.parametrize("before", [1, 2, 4])
+def test_made_zero_before_or_after_all_of_a_step_they_are_not(job: Job, zero: str, before: int) -> None:
+    for _ in range(before):
+        job.adding_step(zero)
+    job.adding_step(zero, fails=True)
+    for _ in range(4):
+        job.adding_step(zero)
+    assert not job.doubts
+
+
+def test_a_replacement_knows_of_those_to_which_an_optimizer_adds(job: Job) -> None:
+    job.adding_step("middle")
+    job.adding_step("middle")
+    other = Job()
+    other.gradients.adopt_missing(job.gradients.missing())
+    other.adding_step("middle")
+    assert "fast used gradients of earlier steps" in other.doubts[0]
 
 
 def test_made_zero_first_or_used_without_a_recovery_they_are_not(job: Job) -> None:

@@ -1,13 +1,14 @@
 """Gradients, which are no part of the state: a recovery makes them None or zeros, as they were when the step began.
 
 Those of parameters in no optimizer's group nothing makes zero, so that they add up from step to step; so do those of an
-optimizer that pauses. A step that is repeated for a comparison finds them again; after a recovery they are known to
-be lost, also in a replacement, and in a job that goes on from a checkpoint.
+optimizer that pauses, and of one whose script makes them zero too early, or never. A step that is repeated for a
+comparison finds them again; after a recovery they are known to be lost, also in a replacement, and in a job that goes
+on from a checkpoint.
 """
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +19,16 @@ from relight.training.torch_private.autograd import reset_scaler
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.tensors import version_of
 from relight.transfer.io.codec import local_part
+
+
+class Mark(NamedTuple):
+    """The identity of a gradient: a reference, which keeps no memory and is one for a gradient, and its version."""
+
+    gradient: Any  # None: there is none
+    version: int
+
+
+_NO_MARK = Mark(None, 0)
 
 
 class Gradients:
@@ -47,7 +58,11 @@ class Gradients:
         self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
         # Whether they were None, not zeros, when the step under way started; also those of `per_rank` modules.
         self.to_none = self._own_to_none = True
-        self._left: list[tuple[Any, int]] = []  # marks of those that were there then
+        self._left: list[Mark] = []  # of those that were there then
+        self._found: dict[int, Mark] = {}  # by `id` of parameters, those that were there then and are not known as zero
+        self._zeros: dict[int, Mark] = {}  # as `zero_grad` left them
+        self._are_cleared = True  # by a recovery, since the last step
+        self.thrown: set[int] = set()  # by `id`, parameters of `_found` whose gradients a recovery threw away
         self._notes_each = False
         self._had: list[int] = []  # by parameter, as the step began
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters, and what they had
@@ -60,7 +75,11 @@ class Gradients:
         first = next(iter(self._parameters), None)
         self.to_none = first is None or first.grad is None
         self._own_to_none = not self._own or self._own[0].grad is None
-        self._left = [] if self.to_none else _marks_of(self._parameters)
+        marks = _marks_of(self._parameters)
+        self._left = [] if self.to_none else marks
+        self._found = {} if self._are_cleared else self._not_zero(marks)
+        self._are_cleared = False
+        self.waiting = {number: key for number, key in self.waiting.items() if number in self._found}
         if self._notes_each:
             self._had = gradients_of(self._parameters)
         if keep or self._kept:
@@ -91,6 +110,26 @@ class Gradients:
             return False
         return self.are_waiting()
 
+    def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The script has just made the gradients of these zeros."""
+        parameters = list(parameters)
+        self._zeros |= {id(one): mark for one, mark in zip(parameters, _marks_of(parameters), strict=True)}
+
+    def added_to(self, parameters: Iterable[torch.Tensor]) -> set[int] | None:
+        """Return, by `id`, those of these parameters whose gradients of earlier steps this step has added to.
+
+        None: there were no gradients when the step began, so that it shows nothing. Zeroed by hand in place, they look
+        as if added to.
+        """
+        held = [(one, self._found[id(one)]) for one in parameters if id(one) in self._found] if self._found else []
+        if not held:
+            return None
+        return {
+            id(one)
+            for one, was in held
+            if (now := one.grad) is not None and was.gradient() is now and version_of(now) != was.version
+        }
+
     def put_back(self) -> None:
         """Make them what `see` has kept."""
         self._make_zero()
@@ -109,6 +148,8 @@ class Gradients:
         )
         self.lost |= self.waiting
         self.waiting = {}
+        self.thrown |= self._found.keys()
+        self._found, self._are_cleared = {}, True
         self._make_zero()
         self._kept = []
 
@@ -134,6 +175,12 @@ class Gradients:
     def _others(self) -> Iterator[torch.Tensor]:
         return (one for one in self._parameters if id(one) not in self._updated and one.is_leaf)
 
+    def _not_zero(self, marks: list[Mark]) -> dict[int, Mark]:
+        numbered = zip(map(id, self._parameters), marks, strict=True)
+        return {
+            number: mark for number, mark in numbered if mark.gradient is not None and mark != self._zeros.get(number)
+        }
+
     def _make_zero(self) -> None:
         for scaler in self._scalers:
             reset_scaler(scaler)
@@ -150,9 +197,9 @@ class Gradients:
                 parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
 
 
-def _marks_of(parameters: Iterable[torch.Tensor]) -> list[tuple[Any, int]]:
-    """Return a reference to each gradient, which keeps no memory and is one for a gradient, and what it counts."""
-    return [(weakref.ref(g), version_of(g)) if (g := p.grad) is not None else (None, 0) for p in parameters]
+def _marks_of(parameters: Iterable[torch.Tensor]) -> list[Mark]:
+    gradients = (p.grad if p.is_leaf else None for p in parameters)
+    return [_NO_MARK if g is None else Mark(weakref.ref(g), version_of(g)) for g in gradients]
 
 
 def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:

@@ -1,11 +1,15 @@
 """Gradients that wait over several steps: while an optimizer pauses and others step, and nothing makes them zero.
 
+Those of an optimizer that steps each time wait as well, if the script makes them zero before the last backward pass
+through its parameters (of a discriminator, before the generator's), or never: the next step adds to them.
+
 Those of a parameter that no optimizer holds wait as well, until one does (layers that thaw late, without having been
 frozen), or until the norm of all gradients is taken. A recovery throws all gradients away, and a checkpoint has none,
 so what uses such ones later computes something else.
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +28,10 @@ _LOST = (
     "away{at}. Freeze them as long as none does (requires_grad_(False)), or make all gradients zero in each step "
     "(model.zero_grad())"
 )
+_USED = (
+    "{name} used gradients of earlier steps, and these were lost: a recovery throws them away, and a checkpoint has "
+    "none. Make gradients zero at the beginning of each step, also those of an optimizer that pauses"
+)
 
 
 class LeftGradients:
@@ -40,7 +48,9 @@ class LeftGradients:
         self._optimizers, self._doubt = optimizers, doubt
         self._gradients, self._mentioned = gradients, mentioned
         self._zeroed: set[int] = set()  # by `id`, parameters whose gradients wait no longer, if the step counts
+        self._owners: list[weakref.ref[Any]] = []  # whose gradients the step under way has made zero so far
         self._stepped: set[str] = set()
+        self._adding: set[str] = set()  # optimizers whose script adds to gradients of earlier steps
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -55,10 +65,13 @@ class LeftGradients:
     def begin_attempt(self) -> None:
         """A step begins, perhaps again."""
         self._zeroed.clear()
+        self._owners.clear()
         self._stepped.clear()
 
     def before_optimizer(self, name: str) -> None:
         """An optimizer is about to use its gradients."""
+        if name not in self._stepped and name in self._optimizers:
+            self._see_whether_added(name)
         self._stepped.add(name)
         lost = self._gradients.lost
         if not lost or name not in self._optimizers:  # one in `per_rank` is on its own
@@ -68,11 +81,7 @@ class LeftGradients:
         for number in used.keys() & lost.keys():
             del lost[number]
         if any(map(self._gradients.has_updated, used)):
-            self._doubt(
-                f"{name} used gradients of steps in which it did not step itself, and these were lost: a recovery "
-                "throws them away, and a checkpoint has none. "
-                "Make gradients zero at the beginning of each step, also those of an optimizer that pauses"
-            )
+            self._doubt(_USED.format(name=name))
 
     def end_step(self) -> None:
         """The step counts."""
@@ -85,12 +94,30 @@ class LeftGradients:
             if name in self._stepped:
                 for one in held:
                     waiting.pop(id(one), None)
+                if name in self._adding and have_gradients(held):
+                    waiting |= self._gradients.named(held)
             elif have_gradients(fresh := [one for one in held if id(one) not in waiting]):
                 waiting |= self._gradients.named(fresh)
         self._gradients.commit()
         others = [key for number, key in self._gradients.lost.items() if not self._gradients.has_updated(number)]
         if others and self._reader:
             self._doubt_lost(others, f", before {self._reader} could read them")
+
+    def _see_whether_added(self, name: str) -> None:
+        """See, as an optimizer is about to step, whether the step has added to gradients that earlier ones left."""
+        gradients, held = self._gradients, parameters_of(self._optimizers[name])
+        added = gradients.added_to(held)
+        if added is None:
+            return
+        added -= gradients.waiting.keys()
+        if added and self._owners:
+            added -= {id(one) for owner in self._owners for one in _parameters_of(owner())}
+        if added := {number for number in added if gradients.has_updated(number)}:
+            self._adding.add(name)
+            gradients.waiting |= gradients.named(one for one in held if id(one) in added)
+            if added & gradients.thrown:  # before that was known
+                self._doubt(_USED.format(name=name))
+        gradients.thrown.difference_update(map(id, held))
 
     @functools.cached_property
     def _reader(self) -> str:
@@ -108,10 +135,10 @@ class LeftGradients:
     @unseen
     def _made_zero(self, owner: Any) -> None:
         lost, waiting = self._gradients.lost, self._gradients.waiting
+        self._owners.append(weakref.ref(owner))
         if not waiting and not lost:
             return
-        owned = owner.parameters() if isinstance(owner, nn.Module) else parameters_of(owner)
-        for number in map(id, owned):
+        for number in map(id, _parameters_of(owner)):
             lost.pop(number, None)
             if number in waiting:
                 self._zeroed.add(number)
@@ -125,10 +152,19 @@ class LeftGradients:
             if sees_calls():
                 left._gradients.note_each()
             left._made_zero(self)
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+            if not (args[0] if args else kwargs.get("set_to_none", True)):
+                left._gradients.note_zeros(_parameters_of(self))
+            return result
 
         def undo() -> None:
             owner.zero_grad = original
 
         owner.zero_grad = zero_grad
         self._undo.append(undo)
+
+
+def _parameters_of(owner: Any) -> list[Any]:
+    if owner is None:  # it exists no longer
+        return []
+    return list(owner.parameters()) if isinstance(owner, nn.Module) else parameters_of(owner)
