@@ -41,7 +41,7 @@ FAULTS = {
     "computing": ("kill rank 0 in BACKWARD of step 3", "kill rank 1 in OPTIMIZER of step 6"),
     "after": ("kill rank 1 in FORWARD of step 4", "kill rank 0 in AFTER_WRITE of step 8"),
 }
-WAITING = {  # manual optimization of two batches, of which the first makes no optimizer step
+WAITING = {  # manual optimization of two batches, of which the first makes no optimizer step, or one of two
     "before": ("kill rank 0 in BACKWARD of step 0", "kill rank 1 in BARRIER of step 4"),
     "between": ("kill rank 0 in BACKWARD of step 9", "kill rank 1 between steps at step 13"),
     "after": ("kill rank 1 in OPTIMIZER of step 3", "kill rank 0 in AFTER_STEP of step 14"),
@@ -179,11 +179,12 @@ def test_a_script_is_refused(program: str, kind: str, tmp_path: Path) -> None:
     assert REFUSED[program, kind] in outcome.stderr, outcome.describe()
 
 
-def test_gradients_that_wait_in_manual_optimization_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["manual", "manual_pair"])
+def test_gradients_that_wait_in_manual_optimization_are_kept(kind: str, tmp_path: Path) -> None:
     skip_without("modules.py")
-    whole = survive(tmp_path / "whole", "modules.py", "manual")
+    whole = survive(tmp_path / "whole", "modules.py", kind)
     for name, faults in WAITING.items():
-        assert survive(tmp_path / name, "modules.py", "manual", faults) == whole
+        assert survive(tmp_path / name, "modules.py", kind, faults) == whole
 
 
 def test_more_gradients_than_can_be_kept_are_refused(tmp_path: Path) -> None:

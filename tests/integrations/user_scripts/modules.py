@@ -387,6 +387,41 @@ def manual():
     _accumulate_by_hand(net)
 
 
+def manual_pair():
+    """Two optimizers by hand, of which the second pauses in every other batch, while its gradients wait."""
+
+    class Pair(L.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.generator, self.critic = nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def training_step(self, batch, batch_idx):
+            slow, fast = self.optimizers()
+            real = batch[0]
+            self.toggle_optimizer(fast)
+            loss = nn.functional.softplus(-self.critic(self.generator(real))).mean()
+            fast.zero_grad()
+            self.manual_backward(loss)
+            fast.step()
+            self.untoggle_optimizer(fast)
+            self.toggle_optimizer(slow)
+            fake = self.generator(real).detach()
+            critic_loss = nn.functional.softplus(self.critic(fake) - self.critic(real)).mean()
+            self.manual_backward(critic_loss)
+            if (batch_idx + 1) % 2 == 0:
+                slow.step()
+                slow.zero_grad()
+            self.untoggle_optimizer(slow)
+            self.log_dict({"generator": loss, "critic": critic_loss})
+
+        def configure_optimizers(self):
+            fast = torch.optim.Adam(self.generator.parameters(), 1e-2)
+            return torch.optim.SGD(self.critic.parameters(), 1e-1), fast
+
+    fit(Pair(), strategy="relight_find_unused_parameters_true")
+
+
 def manual_large():
     """Manual optimization that accumulates 34 MiB of gradients."""
     _accumulate_by_hand(lambda: nn.Sequential(nn.Linear(8, 2**19), nn.Linear(2**19, 8)))

@@ -77,8 +77,8 @@ class TrackedState:
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         modules_of_rank = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
         own = [parameter for module in modules_of_rank for parameter in module.parameters()]
-        are_kept = any(getattr(thing, "keeps_gradients", False) for thing in per_rank.values())
-        self.gradients = Gradients(handed.parameters, own, self.objects, slots, self.members, are_kept=are_kept)
+        keepers = [thing for thing in per_rank.values() if hasattr(type(thing), "kept_gradients")]
+        self.gradients = Gradients(handed.parameters, own, self.objects, slots, self.members, keepers=keepers)
 
     # --- objects ----------------------------------------------------------------------------------------------------
     def name_of_writer(self, thing: Any) -> str | None:

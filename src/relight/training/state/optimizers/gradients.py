@@ -42,7 +42,7 @@ class Gradients:
         slots: Slots,
         members: OptimizerMembers,
         *,
-        are_kept: bool = False,
+        keepers: Iterable[Any] = (),
     ) -> None:
         """Look after the gradients of `parameters`, and of `own`, of `per_rank` modules.
 
@@ -51,9 +51,10 @@ class Gradients:
             objects: that were handed over; scalers among them count what they have unscaled.
             slots: of the parameters, for their names.
             members: the parameters that optimizers update.
-            are_kept: an object in `per_rank` keeps those of steps in which no optimizer steps.
+            keepers: objects in `per_rank`; their `kept_gradients()` returns, by `id`, parameters of which they keep
+                gradients from the step before for the next one, also in a replacement.
         """
-        self.are_kept = are_kept
+        self._keepers = list(keepers)
         self._parameters, self._own, self._slots, self._members = parameters, own, slots, members
         self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
         # Whether they were None, not zeros, when the step under way started; also those of `per_rank` modules.
@@ -75,7 +76,7 @@ class Gradients:
         first = next(iter(self._parameters), None)
         self.to_none = first is None or first.grad is None
         self._own_to_none = not self._own or self._own[0].grad is None
-        marks = _marks_of(self._parameters)
+        marks = marks_of(self._parameters)
         self._left = [] if self.to_none else marks
         self._found = {} if self._are_cleared else self._not_zero(marks)
         self._are_cleared = False
@@ -96,6 +97,15 @@ class Gradients:
         """From the next step on: a mode of the script sees for how many parameters `zero_grad` finds a gradient."""
         self._notes_each = True
 
+    @property
+    def are_kept(self) -> bool:
+        """True if an object in `per_rank` keeps those that wait."""
+        return bool(self._keepers)
+
+    def kept(self) -> set[int]:
+        """Return, by `id`, the parameters whose gradients wait, and are kept by an object in `per_rank`."""
+        return {number for keeper in self._keepers for number in keeper.kept_gradients()}
+
     def are_waiting(self) -> bool:
         """Return whether some are waiting for an optimizer step."""
         return have_gradients(self._parameters)
@@ -105,7 +115,7 @@ class Gradients:
 
         Many scripts call `zero_grad` at the head of a step, before its backward pass.
         """
-        marks = zip(self._left, _marks_of(self._parameters), strict=False)
+        marks = zip(self._left, marks_of(self._parameters), strict=False)
         if self._left and all(before is now and old == new for (before, old), (now, new) in marks):
             return False
         return self.are_waiting()
@@ -113,7 +123,7 @@ class Gradients:
     def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
         """The script has just made the gradients of these zeros."""
         parameters = list(parameters)
-        self._zeros |= {id(one): mark for one, mark in zip(parameters, _marks_of(parameters), strict=True)}
+        self._zeros |= {id(one): mark for one, mark in zip(parameters, marks_of(parameters), strict=True)}
 
     def added_to(self, parameters: Iterable[torch.Tensor]) -> set[int] | None:
         """Return, by `id`, those of these parameters whose gradients of earlier steps this step has added to.
@@ -197,7 +207,8 @@ class Gradients:
                 parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
 
 
-def _marks_of(parameters: Iterable[torch.Tensor]) -> list[Mark]:
+def marks_of(parameters: Iterable[torch.Tensor]) -> list[Mark]:
+    """Return what the gradient of each parameter is known by."""
     gradients = (p.grad if p.is_leaf else None for p in parameters)
     return [_NO_MARK if g is None else Mark(weakref.ref(g), version_of(g)) for g in gradients]
 

@@ -88,9 +88,9 @@ class LeftGradients:
         waiting = self._gradients.waiting
         for number in self._zeroed & waiting.keys():
             del waiting[number]
-        are_kept = self._gradients.are_kept and not self._stepped
-        for name, optimizer in self._optimizers.items() if not are_kept else ():
-            held = parameters_of(optimizer)
+        kept = self._gradients.kept()
+        for name, optimizer in self._optimizers.items():
+            held = [one for one in parameters_of(optimizer) if id(one) not in kept]
             if name in self._stepped:
                 for one in held:
                     waiting.pop(id(one), None)
