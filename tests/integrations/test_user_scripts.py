@@ -81,6 +81,7 @@ REFUSED = {
     ("trainers.py", "late_average"): "AveragedModel (trainers.py:",
     ("preferences.py", "precomputed"): "`precompute_ref_log_probs=True`",
     ("modules.py", "late_teacher"): "self.teacher (modules.py:",
+    ("modules.py", "tracker"): "a step has made tracker.",
     ("trainers.py", "twice"): "a second `train()` in a process",
     ("trainers.py", "finds_batch_size"): "`auto_find_batch_size=True`",
     ("modules.py", "swa"): "use WeightAveraging",

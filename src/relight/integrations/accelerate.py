@@ -51,20 +51,25 @@ def follow_rank() -> int:
 def _ask_for_rank() -> None:
     """Have accelerate's states ask for the rank each time: also after the last step a process may take another one.
 
-    `Accelerator`, `PartialState` and `TrainingArguments` read it from there.
+    `Accelerator`, `PartialState` and `TrainingArguments` read it from there, also after `end_training`.
     """
     for kind in (PartialState, AcceleratorState):
-        kind.process_index = _asked("process_index", dist.get_rank)
-        kind.local_process_index = _asked("local_process_index", lambda: dist.get_rank() % max(1, _ranks_per_node()))
+        kind.process_index = _asked("process_index", _rank_now)
+        kind.local_process_index = _asked("local_process_index", lambda: _rank_now() % max(1, _ranks_per_node()))
+
+
+def _rank_now() -> int:
+    """Return the rank of this process; relight keeps the variable, when the script has destroyed the process group."""
+    return dist.get_rank() if dist.is_initialized() else int(os.environ["RANK"])
 
 
 def _asked(name: str, now: Callable[[], int]) -> property:
-    """Make an attribute that has the value of now once it has been set, and a process group is there."""
+    """Make an attribute that has the value of now once it has been set."""
 
     def read(state: Any) -> int:
         if name not in vars(state):
             raise AttributeError(name)
-        return now() if dist.is_initialized() else vars(state)[name]
+        return now()
 
     def write(state: Any, value: int) -> None:
         vars(state)[name] = value
@@ -178,7 +183,7 @@ class _Collate:
 
 
 def _ranks_per_node() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size())
 
 
 def update_loader(prepared: DataLoader[Any], accumulate: int, *, first: int = 0, seed: int = 0) -> DataLoader[Any]:

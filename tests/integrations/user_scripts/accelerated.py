@@ -58,6 +58,7 @@ def finish(accelerator, model, optimizer, *own):
         v for state in optimizer.state_dict()["state"].values() for v in state.values() if isinstance(v, torch.Tensor)
     ]
     digest = hashlib.sha256(b"".join(v.detach().float().numpy().tobytes() for v in values)).hexdigest()[:12]
+    accelerator.end_training()  # which destroys the process group
     print(f"rank {accelerator.process_index}: {json.dumps({'state': digest, 'own': list(own)})}\n", end="", flush=True)
 
 

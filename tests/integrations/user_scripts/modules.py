@@ -422,6 +422,24 @@ def manual_pair():
     fit(Pair(), strategy="relight_find_unused_parameters_true")
 
 
+def tracker():
+    """torchmetrics' MetricTracker copies its metric in each epoch: a layer that a step makes."""
+    import torchmetrics
+
+    class Module(Base):
+        def __init__(self):
+            super().__init__()
+            self.tracker = torchmetrics.wrappers.MetricTracker(torchmetrics.MeanMetric(), maximize=False)
+
+        def on_train_epoch_start(self):
+            self.tracker.increment()
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.tracker.update(outputs["loss"])
+
+    fit(Module())
+
+
 def manual_large():
     """Manual optimization that accumulates 34 MiB of gradients."""
     _accumulate_by_hand(lambda: nn.Sequential(nn.Linear(8, 2**19), nn.Linear(2**19, 8)))

@@ -137,6 +137,7 @@ class RankProgress:
         self._late = ""  # a module that a callback has made in a step
         self._left: list[set[str]] = [set() for _ in trainer.callbacks]  # attributes that hold such modules
         self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet(trainer.lightning_module.modules())
+        self._names = {name for name, _ in trainer.lightning_module.named_modules()}
         for callback in trainer.callbacks:
             self._known.update(module for _, module in callbacks.modules_of(callback))
         self._pending = pending
@@ -173,8 +174,10 @@ class RankProgress:
             raise refused.LATE_LAYER.error(refused.BY, made)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies. Raises UsageError: one of the first steps has made a module that a callback holds."""
+        """Return copies. Raises UsageError: one of the first steps has made a module."""
         self._look_for_late_modules()
+        if self._step() < _FIRST_STEPS:
+            self._refuse_late_layers()
         trainer = self._trainer
         connector = trainer._logger_connector
         tree = {
@@ -209,6 +212,14 @@ class RankProgress:
     def standing_risk(self) -> str:
         """Return the reason why any recovery makes the bits doubtful; empty: none does."""
         return self._late
+
+    def _refuse_late_layers(self) -> None:
+        """Refuse layers that code of libraries has made in a step, as torchmetrics' MetricTracker does."""
+        for name, module in self._trainer.lightning_module.named_modules():
+            is_a_part = has_tensors(module.state_dict()) or not type(module).__module__.startswith("torch.")
+            if name not in self._names and is_a_part:
+                kind = type(module).__qualname__
+                raise refused.LATE_LAYER.error(refused.BY, f"a step has made {name}, a {kind}")
 
     def _look_for_late_modules(self) -> None:
         for number, callback in enumerate(self._trainer.callbacks):
