@@ -58,7 +58,12 @@ class Structure:
     def _digest(self, path: str, module: nn.Module) -> str:
         is_wrapper = type(module).__module__.startswith(_WRAPPERS)
         inside = {} if is_wrapper else vars(module)
-        methods = [f"{name}={getattr(value, '__qualname__', '')}" for name, value in inside.items() if callable(value)]
+        own_methods = [name for name in inside if _is_of_class(module, name)]  # put there, or put back, as they were
+        methods = [
+            f"{name}={getattr(value, '__qualname__', '')}"
+            for name, value in inside.items()
+            if callable(value) and name not in own_methods
+        ]
         hooks = [] if is_wrapper else hooks_in(module)
         parameters = parameters_in(module)
         hooks += [hook for one in parameters.values() if one is not None for hook in _hooks_of(one)]
@@ -68,6 +73,13 @@ class Structure:
 
     def _named(self, table: Mapping[str, Any]) -> list[str]:
         return [f"{name}={self._names.get(id(one), ('',))[0]}" for name, one in table.items()]
+
+
+def _is_of_class(module: nn.Module, name: str) -> bool:
+    """Return whether an attribute is what the module would have without it: a method of its class."""
+    value = vars(module)[name]
+    is_own = getattr(value, "__self__", None) is module
+    return is_own and getattr(value, "__func__", None) is getattr(type(module), name, None)
 
 
 def _digest_of_hooks(optimizer: Optimizer) -> str:
