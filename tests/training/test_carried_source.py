@@ -286,6 +286,14 @@ def test_tells_statements_of_one_line_apart(tmp_path: Path) -> None:
     assert iteration.computes_above
 
 
+@pytest.mark.parametrize(("statement", "computes"), [("global n", False), ("'text'", False), ("n = 1", True)])
+def test_declarations_above_the_block_compute_nothing(statement: str, computes: bool, tmp_path: Path) -> None:
+    source = f"def turn(s):\n {statement}\n with s as b: n = 2\nfor s in steps(): turn(s)"
+    assert read(source, tmp_path / "script.py")["iteration"].computes_above == computes
+    source = f"for s in steps():\n {statement}\n with s as b: n = 2"
+    assert read(source, tmp_path / "other.py")["iteration"].computes_above == computes
+
+
 def test_code_without_a_source_has_no_iteration() -> None:
     seen: dict[str, Any] = {}
     source = "for step in steps:\n with step as b:\n  pass"

@@ -111,7 +111,8 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, Position], line: 
             whole = _of_loop(way[: loop + 1], block, asked)
             first, last = _turn_of(way[loop][0][way[loop][1]], whole.counted)
             pieces = (Piece(number, (*first, *prior)), *before, *after, Piece(number, tuple(last)))
-            above = whole.begins_late or bool(prior) or any(piece.statements for piece in before)
+            above = whole.begins_late or any(_computes(one) for piece in before for one in piece.statements)
+            above = above or any(map(_computes, prior))
             return dataclasses.replace(
                 whole, pieces=pieces, computes_above=above, is_only_block=False, loop=number, frames=number + 1
             )
@@ -160,6 +161,12 @@ def preceding(way: Way) -> list[ast.stmt]:
     return prior
 
 
+def _computes(statement: ast.stmt) -> bool:
+    """Return whether a statement above the block does anything: declarations and texts do not."""
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return not is_text and not isinstance(statement, (ast.Global, ast.Nonlocal, ast.Pass))
+
+
 def _of_loop(way: Way, block: ast.With, asked: Position | None) -> Iteration:
     """All of a loop's body. `way`: to the loop. `asked`: the place that asks for a step; None: not known."""
     loop = way[-1][0][way[-1][1]]
@@ -168,7 +175,7 @@ def _of_loop(way: Way, block: ast.With, asked: Position | None) -> Iteration:
     body = getattr(loop, "body", [])
     begins_late = asked is not None and not source.is_head(loop, asked)
     pieces = (Piece(0, (*first, *body, *last)),)
-    above = begins_late or body[0] is not block
+    above = begins_late or block not in body or any(map(_computes, body[: body.index(block)]))
     is_only_block = isinstance(loop, ast.For) and not above and len(body) == 1
     return Iteration(way, pieces, block, begins_late, above, is_only_block, counted, read_after(way))
 
