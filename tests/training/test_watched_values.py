@@ -51,6 +51,26 @@ def run():
     return count
 result = run()
 """
+FLAGS = """
+import enum
+import torch
+
+class Part(enum.Flag):
+    HEAD = 1
+    BODY = 2
+
+def run():
+    net = torch.nn.Linear(2, 2)
+    hand_over(net, torch.optim.SGD(net.parameters(), 0.1))
+    rest = 0
+    for step in steps():
+        with step as value:
+            if step.number > 4:
+                rest = rest + (~Part.HEAD).value
+            step.end()
+    return rest
+result = run()
+"""
 
 
 def test_a_value_that_changed_goes_back_to_what_it_was_last(tmp_path: Path) -> None:
@@ -72,3 +92,10 @@ def test_a_watch_that_marks_nothing_again_is_found(tmp_path: Path, monkeypatch: 
 
 def test_names_of_a_script_are_watched_beside_hundreds_of_layers(tmp_path: Path) -> None:
     assert run_script(MANY, Loop(until=7, fails_at=5), tmp_path) == run_script(MANY, Loop(until=7), tmp_path) == 1
+
+
+def test_what_a_flag_notes_of_its_members_is_no_change(tmp_path: Path) -> None:
+    """`~member` is kept with the member once it has been asked for."""
+    loop = Loop(until=7, fails_at=5)
+    assert run_script(FLAGS, loop, tmp_path) == 4
+    assert not loop.doubt

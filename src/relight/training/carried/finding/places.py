@@ -1,6 +1,7 @@
 """The places where a script keeps values: reading and setting them in the frames of the running loop."""
 
 import ctypes
+import enum
 import functools
 import sys
 import types
@@ -27,6 +28,7 @@ from relight.training.state.values.kinds import attributes_of, can_be_carried, i
 _OPTIMIZED = 0x1  # of a code object: its locals are not a dict
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 _SEPARATOR = "\x1f"
+_FROM_OTHERS = "_inverted_"  # of a member of a Flag: `~member`, once that was asked for
 _INTO_FUNCTIONS = ("cell", "default", "contents")
 _OF_FUNCTIONS = {("attribute", name) for name in ("__self__", "default_factory", "func", "args", "keywords")}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
@@ -197,6 +199,8 @@ class Spots:
     def own_attributes(self, thing: Any) -> dict[str, Any]:
         """The attributes of an object, less those that are kept otherwise."""
         attributes = dict(vars(thing)) if isinstance(thing, type) else attributes_of(thing)
+        if isinstance(thing, enum.Enum):
+            attributes = {name: value for name, value in attributes.items() if name != _FROM_OTHERS}
         keeps = self.keepers.get(id(thing))
         if keeps is None:
             return attributes
