@@ -294,6 +294,15 @@ def test_declarations_above_the_block_compute_nothing(statement: str, computes: 
     assert read(source, tmp_path / "other.py")["iteration"].computes_above == computes
 
 
+def test_an_attribute_that_stands_for_the_step_is_not_counted(tmp_path: Path) -> None:
+    setup = "from types import SimpleNamespace\nkept, n = SimpleNamespace(), 0\n"
+    iteration = read(f"{setup}for kept.s in steps():\n with kept.s as b: n = 2", tmp_path / "script.py")["iteration"]
+    assert not iteration.counted
+    assert not iteration.computes_above
+    source = f"{setup}for n, kept.s in enumerate(steps()):\n with kept.s as b: pass"
+    assert read(source, tmp_path / "other.py")["iteration"].counted == {"n"}
+
+
 def test_code_without_a_source_has_no_iteration() -> None:
     seen: dict[str, Any] = {}
     source = "for step in steps:\n with step as b:\n  pass"

@@ -17,7 +17,7 @@ class PartialFC(nn.Module):
         self.classes, self.sampled = classes, sampled
         self.register_buffer("weight", torch.normal(0, 0.1, (classes, dim)))
         self.register_buffer("weight_mom", torch.zeros(classes, dim))
-        self.weight_activated = nn.Parameter(torch.empty(sampled, dim))
+        self.weight_activated = nn.Parameter(torch.zeros(sampled, dim))
         self.weight_activated_mom = torch.empty(0)
         self.weight_index = torch.zeros(0, dtype=torch.long)
         self.first = True

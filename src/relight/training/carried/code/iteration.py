@@ -135,12 +135,10 @@ def block_ahead(frame: FrameType) -> int | None:
     loop = body[at]
     if not isinstance(loop, ast.For) or not source.is_head(loop, position):
         return None
-    names = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    names = set(map(ast.unparse, _targets(loop)))
     for statement in source.statements_of(loop.body):
-        if isinstance(statement, ast.With):
-            entered = [item.context_expr for item in statement.items]
-            if any(isinstance(one, ast.Name) and one.id in names for one in entered):
-                return statement.lineno
+        if isinstance(statement, ast.With) and any(ast.unparse(one.context_expr) in names for one in statement.items):
+            return statement.lineno
     return None
 
 
@@ -184,9 +182,8 @@ def _turn_of(loop: ast.stmt, counted: frozenset[str]) -> tuple[list[ast.stmt], l
     """The effect of a loop's head at the start of a turn, and the names that it counts at its end."""
     if not isinstance(loop, ast.For):
         return source.heads(loop), []
-    names = [node for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
-    first: list[ast.expr] = [name for name in names if name.id not in counted]
-    last: list[ast.expr] = [name for name in names if name.id in counted]
+    first = [target for target in _targets(loop) if ast.unparse(target) not in counted]
+    last = [target for target in _targets(loop) if ast.unparse(target) in counted]
     return _unset(first, loop), _unset(last, loop)
 
 
@@ -194,12 +191,18 @@ def _unset(names: list[ast.expr], at: ast.stmt) -> list[ast.stmt]:
     return [source.placed(ast.Assign(names, ast.Constant(None)), at)] if names else []
 
 
+def _targets(loop: ast.For) -> list[ast.expr]:
+    """Return what the head of a loop sets: names and attributes (`for self.step in ...`)."""
+    nodes = (node for node in ast.walk(loop.target) if isinstance(node, (ast.Name, ast.Attribute)))
+    return [node for node in nodes if isinstance(node.ctx, ast.Store)]
+
+
 def _counted(loop: ast.stmt, block: ast.With) -> frozenset[str]:
     """Names that a loop sets beside the step: by `enumerate`, `zip` and the like."""
     if not isinstance(loop, ast.For) or isinstance(loop.target, ast.Name):
         return frozenset()
-    entered = {item.context_expr.id for item in block.items if isinstance(item.context_expr, ast.Name)}
-    return frozenset(node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)) - entered
+    entered = {ast.unparse(item.context_expr) for item in block.items}
+    return frozenset(target.id for target in _targets(loop) if isinstance(target, ast.Name)) - entered
 
 
 def read_after(way: Way) -> frozenset[str]:
