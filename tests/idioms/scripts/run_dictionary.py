@@ -1,8 +1,10 @@
-"""All that a run has lies in one dictionary: its job, its training and its loader too, beside numbers that change."""
+"""All that a run has lies in one dictionary: its job, training, loader and groups of ranks, beside numbers that change."""
 
 # ranks: 2
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -12,6 +14,7 @@ from tests.idioms.digest import finish
 
 def main():
     run = {"job": relight.init(), "seen": 0, "best": None, "history": []}
+    run["mesh"], run["group"] = init_device_mesh("cpu", (run["job"].world_size,)), dist.new_group([0, 1])
     torch.manual_seed(83)
     data = TensorDataset(torch.randn(40, 5), torch.randint(0, 3, (40,)))
     sampler = DistributedSampler(data, run["job"].world_size, run["job"].rank)

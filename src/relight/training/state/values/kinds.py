@@ -13,7 +13,9 @@ from threading import Lock, RLock, local
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from relight.script_files import WordsOfClasses, is_user_type
 from relight.training.state.values.cells import is_type_of_cells
@@ -49,6 +51,8 @@ _FIXED = (
     weakref.ProxyType,
     type(Lock()),
     type(RLock()),
+    DeviceMesh,
+    dist.ProcessGroup,
 )
 _LIKE_CONTAINERS = frozenset({ChainMap, UserDict, UserList})  # whose contents lie in an attribute
 # Classes of libraries that are made of their attributes
