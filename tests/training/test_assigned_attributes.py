@@ -1,6 +1,7 @@
 """Attributes and buffers of modules that steps and code between them assign or delete."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -75,3 +76,24 @@ def test_a_buffer_that_is_written_in_place_is_not_assigned(net: Net, log: Attrib
     log.roll_back()
     assert net.count is tensor
     assert tensor.item() == 1  # copies of tensors undo what was written in place
+
+
+@pytest.mark.parametrize("owner", ["net", "net.body"])
+def test_containers_that_only_code_between_steps_changes_are_state(net: Net, log: AttributeLog, owner: str) -> None:
+    """Also those that a script gives a layer of torch."""
+    module: Any = net if owner == "net" else net.body
+    module.history = []
+    log.begin(learning=True)
+    log.notice()
+    log.commit()
+    module.history.append(1)
+    log.see_between()
+    log.begin(learning=False)
+    module.history.append(2)
+    log.roll_back()
+    assert module.history == [1]
+    replacement = Net()
+    of_replacement: Any = replacement if owner == "net" else replacement.body
+    of_replacement.history = []
+    copied(log, replacement)
+    assert of_replacement.history == [1]

@@ -303,6 +303,24 @@ def test_an_attribute_that_stands_for_the_step_is_not_counted(tmp_path: Path) ->
     assert read(source, tmp_path / "other.py")["iteration"].counted == {"n"}
 
 
+@pytest.mark.parametrize(
+    ("head", "computes"),
+    [
+        ("for step in steps():\n with step as b:", False),
+        ("for n, step in enumerate(job.steps()):\n with step as b:", False),
+        ("for step in job.steps():\n with step as b, memoryview(b''):", False),
+        ("for step in job.steps():\n with memoryview(b''), step as b:", True),
+        ("for step in job.steps():\n if step.number:\n  pass\n with step as b:", True),
+        ("for step in map(lambda s: s, job.steps()):\n with step as b:", True),
+        ("found = job.steps()\nfor step in found:\n with step as b:", True),
+        ("found = job.steps()\nwhile step := next(found):\n with step as b:", False),
+    ],
+)
+def test_tells_whether_code_runs_before_the_block(head: str, computes: bool, tmp_path: Path) -> None:
+    iteration = read(f"{head}\n  pass", tmp_path / "script.py")["iteration"]
+    assert iteration.computes_above is computes
+
+
 def test_code_without_a_source_has_no_iteration() -> None:
     seen: dict[str, Any] = {}
     source = "for step in steps:\n with step as b:\n  pass"

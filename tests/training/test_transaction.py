@@ -248,8 +248,16 @@ def surgery(script: Script) -> None:
     plain(script)
 
 
+def shows_the_scheduler(script: Script) -> None:
+    """A scheduler gets an attribute, and one of its own changes, before the step writes."""
+    vars(script.scheduler).setdefault("seen", []).append(script.number)
+    script.scheduler.base_lrs = [rate * 0.9 for rate in script.scheduler.base_lrs]
+    plain(script)
+
+
 BODIES = [
     plain,
+    shows_the_scheduler,
     two_writes,
     late_collective,
     through_data,
@@ -918,3 +926,23 @@ def test_gradients_that_an_update_has_left_are_told_from_those_of_a_later_backwa
         assert not gradients.have_come()
         script.train()  # goes on adding
         assert gradients.have_come()
+
+
+def test_code_after_an_undone_block_finds_the_attributes_that_code_above_it_has_set(run: Any) -> None:
+    script = run(plain)
+    net, transaction = script.net, script.transaction
+    net.sections = []
+    script.step()
+    transaction.begin()
+    net.began = 1.0
+    net.sections = [*net.sections, "turn"]
+    transaction.enter_block()
+    net.began = 2.0
+    net.sections = []
+    script.undo()
+    transaction.begin_code_after_undo()
+    assert net.began == 1.0
+    assert net.sections.pop() == "turn"
+    transaction.undo_code()
+    assert not hasattr(net, "began")
+    assert net.sections == []

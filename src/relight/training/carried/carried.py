@@ -26,6 +26,7 @@ _MISSED = (
     "{names}: carried by the script from its first step on, and that step was interrupted. Put `with step` into the "
     "function that has the loop"
 )
+_LOST_LAST = "{names}: set by the last step and used after the loop, and a rank was lost after its last step"
 
 
 class Carried:
@@ -99,7 +100,7 @@ class Carried:
         self._loop.look_at(frame)
         doubt, was_undone = None, self._again
         if self._again:
-            self._undo.put_back()  # also what code between steps did after a step that does not count
+            self._undo.put_back(self._kept.values())  # code between steps came after a step that does not count
             missed = self._missed and not self._adoption.is_pending and self._loop.computes_above
             if missed and self.decides and not self._spots.shown:  # an integration's loop has nothing above its block
                 doubt = _MISSED.format(names=", ".join(self.names))
@@ -109,12 +110,16 @@ class Carried:
         if self.rank_values.is_pending:
             doubt = self.rank_values.put_in() or doubt
         late = self._catalog.notice(between=True)
+        if was_undone:
+            self._undo.put_back(late)  # changed after the block, by code that relight does not see
         self.doubts.turn(late if not was_undone else ())
         return doubt or self._spots.settings.files.doubt_of_undone() or None
 
     def enter(self, frame: FrameType, number: int) -> str | None:
         """`with step` in this frame: the first one shows the loop, if its head did not. Returns what `turn` does."""
         if self._loop.is_found:
+            if self._loop.computes_above and not self._catalog.is_idle:
+                self._undo.enter_block()
             return None
         self._search.find(frame)
         self._missed = True
@@ -167,12 +172,7 @@ class Carried:
         Returns why the code after the loop does not see what it would have.
         """
         shown_after = self._catalog.shown_after
-        if computed or not shown_after:
-            return None
-        return (
-            f"{', '.join(sorted(shown_after))}: set by the last step and used after the loop, and a rank was lost "
-            "after its last step"
-        )
+        return None if computed or not shown_after else _LOST_LAST.format(names=", ".join(sorted(shown_after)))
 
     def leave(self) -> None:
         """The loop has ended: no frame is held any more."""

@@ -1,6 +1,12 @@
-"""A step that does not count: the values that it changed go back to those with which it began."""
+"""A step that does not count: the values that it changed go back to those with which it began.
 
-from collections.abc import Collection, Iterator, Sequence
+That is done twice. At the end of the block they become what they were at `with step`, since code after the block may
+expect what code above it has done: a section that was opened, a timer that runs. When the loop asks for the step again,
+they become what they were when it asked for it first, since code above the block runs again.
+"""
+
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from relight.training.carried.code.refs import describe
@@ -8,7 +14,8 @@ from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.kept import NEVER, Kept
 from relight.training.carried.finding.places import key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING, AttributeSpot
-from relight.training.state.values.marks import changed, is_undone, put_back
+from relight.training.carried.values.parts import is_part
+from relight.training.state.values.marks import SEEN_ONLY, Mark, changed, is_undone, put_back, remember
 from relight.words import listed
 
 _LASTING = (
@@ -25,49 +32,68 @@ class Undo:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        self._is_part = functools.partial(is_part, catalog.parts)
         self._kept = catalog.kept
         self._spots = catalog.loop.spots
+        self._at_entry: dict[str, Any] = {}  # marks of what code above the block has changed, by key
         self._lasting: list[str] = []  # keys of what the last step that was undone has left changed
 
     def remember(self, *, compared: bool) -> None:
         """Remember the values of now; `compared`: those that are written down are as they were kept last."""
+        self._at_entry.clear()
         for one in self._kept.values():
             is_kept = compared and one.is_written and one.kept is not NEVER
             one.mark = one.kept if is_kept else self._catalog.mark_of(one.spot.get(), one)
+
+    def enter_block(self) -> None:
+        """Remember what code above the block has changed, except tensors: code after the block takes any values."""
+        self._spots.frames.forget()
+        for one in self._kept.values():
+            if not one.is_of_data and _may_count(one.mark) and changed(one.mark, value := one.spot.get()):
+                self._at_entry[one.key] = self._catalog.mark_of(value, one)
+        for change in self._catalog.comparison.changes(self._catalog.is_covered):
+            if _may_count(change.mark) and (spot := self._spots.find(change.place)) is not None:
+                self._at_entry[key_of(change.place)] = remember(spot.get(), is_part=self._is_part)
+        self._spots.frames.forget()
 
     def roll_back(self) -> str | None:
         """Put back what the step under way changed. Returns why a repetition of it may end with other bits."""
         self._spots.frames.forget()
         self._catalog.notice(between=False)
         self._catalog.unrepeatable.roll_back()
-        self.put_back()
+        self._put_back(self._kept.values(), self._at_entry)
         lasting = [(one.key, one.mark) for one in self._kept.values() if not (one.is_of_data or self._is_undone(one))]
         lasting += self._put_back_left_out()
+        self._at_entry.clear()
         self._spots.frames.forget()
         # One name of each value; a plain one is its own mark.
         self._lasting = list({id(getattr(mark, "value", mark)): key for key, mark in reversed(lasting)}.values())
         return _of_lasting(self._lasting)
 
-    def put_back(self) -> None:
-        """Put back the values that are carried."""
+    def put_back(self, those: Iterable[Kept]) -> None:
+        """Put back to their values of the turn."""
+        self._put_back(those, {})
+
+    def _put_back(self, those: Iterable[Kept], at_entry: Mapping[str, Any]) -> None:
         self._spots.frames.forget()
         self._catalog.follow_parts()
-        for one in self._kept.values():
+        for one in those:
             now = one.spot.get()
-            if not one.is_of_data and changed(one.mark, now):
-                value = put_back(one.mark)
+            mark = at_entry.get(one.key, one.mark)
+            if not one.is_of_data and changed(mark, now):
+                value = put_back(mark)
                 if value is not now:
                     one.spot.set(value)
         self._spots.frames.forget()
 
-    @staticmethod
-    def _is_undone(one: Kept) -> bool:
+    def _is_undone(self, one: Kept) -> bool:
         """Return whether a place is what it was; a context variable cannot become one without a value again.
 
         An attribute that is gone again has the value of its class.
         """
-        is_gone = put_back(one.mark) is MISSING and isinstance(one.spot, AttributeSpot)
-        return is_undone(one.mark) and (is_gone or not changed(one.mark, one.spot.get()))
+        mark = self._at_entry.get(one.key, one.mark)
+        is_gone = put_back(mark) is MISSING and isinstance(one.spot, AttributeSpot)
+        return is_undone(one.mark) and (is_gone or not changed(mark, one.spot.get()))
 
     def doubt(self, replaced: Collection[str]) -> str | None:
         """Return why equal bits cannot be vouched for, once these keys have got values of another process."""
@@ -82,6 +108,11 @@ class Undo:
                 spot.set(value)
             if not is_undone(change.mark):
                 yield key_of(change.place), change.mark
+
+
+def _may_count(mark: Any) -> bool:
+    """Return whether this is a value that code may go by: numbers, containers, objects."""
+    return not (isinstance(mark, Mark) and (mark.kind in SEEN_ONLY or mark.kind in ("tensor", "array")))
 
 
 def _of_lasting(keys: Sequence[str]) -> str | None:

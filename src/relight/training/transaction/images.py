@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.state.handed.schedulers import own_state_dict
 from relight.training.state.modules.slots import Key, Slots
@@ -205,16 +206,30 @@ class ObjectImages:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = dict(objects)
         self._taken: dict[str, Any] = {}
+        self._attributes: dict[str, set[str]] = {}  # names, of schedulers
 
     def take(self, names: Iterable[str]) -> None:
-        self._taken = {name: copy.deepcopy(own_state_dict(self._objects[name])) for name in names}
+        self._taken = {name: _state_copied(self._objects[name]) for name in names}
+        self._attributes = {name: set(vars(self._objects[name])) for name in self._taken if self._is_scheduler(name)}
 
     def put_back(self) -> None:
         for name, before in self._taken.items():
             self._objects[name].load_state_dict(copy.deepcopy(before))
+        for name, attributes in self._attributes.items():  # loading leaves those that it does not know
+            own = vars(self._objects[name])
+            for added in own.keys() - attributes:
+                del own[added]
 
     def drop(self) -> None:
-        self._taken = {}
+        self._taken, self._attributes = {}, {}
+
+    def _is_scheduler(self, name: str) -> bool:
+        return isinstance(self._objects[name], LRScheduler)
+
+
+def _state_copied(thing: Any) -> Any:
+    state = own_state_dict(thing)
+    return copied(state, {}) if isinstance(thing, LRScheduler) else copy.deepcopy(state)  # a third of the time
 
 
 class FlagImages:

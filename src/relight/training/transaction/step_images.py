@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.state.modules.parameter_attributes import ParameterAttributes
+from relight.training.transaction.above import Above
 from relight.training.transaction.data_access import DataAccess
 from relight.training.transaction.images import FlagImages, ObjectImages, OptimizerImages, TensorImages
 
 if TYPE_CHECKING:
     from relight.training.state.tracked import TrackedState
 
-# Objects that change after a write only; a step is known to count them as writers of its own.
-_CHANGE_AFTER_WRITES = (LRScheduler, torch.amp.GradScaler)
+# Objects that change after a write only, and whose `state_dict` waits for a GPU; they count as writers of a step.
+_CHANGE_AFTER_WRITES = (torch.amp.GradScaler,)
 
 
 class StepImages:
@@ -24,6 +24,7 @@ class StepImages:
         self._slots = state.slots
         self._access = access
         self._attributes = state.attributes
+        self.above = Above(state.attributes)
         self._settings = state.settings
         self._parameter_attributes = ParameterAttributes(state.parameters)
         self._flags = FlagImages(state.parameters, access)
@@ -59,6 +60,7 @@ class StepImages:
         self.optimizers.begin()
         self.optimizers.take_all()
         self._objects.take(self._everything)
+        self.above.repeat()
 
     def undo_code(self) -> bool:
         """Undo what that code has changed. Return whether there was any."""

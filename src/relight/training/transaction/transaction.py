@@ -40,6 +40,7 @@ class Transaction:
         self.learner = Learner()
         self._changes = ChangeWatch(state.slots, state.attributes)
         self._images = StepImages(state, self._changes.access)
+        self.enter_block = self._images.above.remember  # to be called as the block begins, if code stands above it
         self._plan = ImagePlan(state, self._changes, self._images.tensors)
         self._needs = Needs(state, collectives, carried or NothingCarried(), streams)
         self._unused = set(self._state.optimizers)  # that have made no step since ranks last began to learn

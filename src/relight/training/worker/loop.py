@@ -191,6 +191,8 @@ class StepLoop:
         parts.recovery.begin_step()
         if (doubt := self._carried.enter(frame, self._worker.version)) is not None and not runtime.is_rehearsing:
             runtime.notices.doubt(doubt)
+        if self._carried.computes_above and not runtime.is_rehearsing:
+            self._transaction.enter_block()
         self._checks.look_at_block(frame)
         if not runtime.is_rehearsing:
             parts.barrier.agreement.compare_rank_values()

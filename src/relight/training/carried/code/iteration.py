@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 from relight.training.carried.code import source
 from relight.training.carried.code.needed import needed_by
 from relight.training.carried.code.source import Position, Way
+
+_ONLY_PASS_ON = ("enumerate", "iter", "tqdm", "tqdm.tqdm", "itertools.islice", "islice")
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Iteration:
     pieces: tuple[Piece, ...]
     block: ast.With
     begins_late: bool  # the turn's first statements run before the loop asks for a step
-    computes_above: bool  # code stands between the loop's head and `with step`
+    computes_above: bool  # code runs between the loop's head and the step's block
     is_only_block: bool  # the loop's body is `with step` and nothing else
     counted: frozenset[str]  # names that the loop itself sets, beside the step
     read_after: frozenset[str]  # names that code after the loop, in its function, needs from it
@@ -112,7 +114,7 @@ def iteration_of(frame: FrameType, asked_at: Mapping[CodeType, Position], line: 
             first, last = _turn_of(way[loop][0][way[loop][1]], whole.counted)
             pieces = (Piece(number, (*first, *prior)), *before, *after, Piece(number, tuple(last)))
             above = whole.begins_late or any(_computes(one) for piece in before for one in piece.statements)
-            above = above or any(map(_computes, prior))
+            above = above or any(map(_computes, prior)) or _enters_before(block, frozenset())
             return dataclasses.replace(
                 whole, pieces=pieces, computes_above=above, is_only_block=False, loop=number, frames=number + 1
             )
@@ -174,8 +176,25 @@ def _of_loop(way: Way, block: ast.With, asked: Position | None) -> Iteration:
     begins_late = asked is not None and not source.is_head(loop, asked)
     pieces = (Piece(0, (*first, *body, *last)),)
     above = begins_late or block not in body or any(map(_computes, body[: body.index(block)]))
+    names = {ast.unparse(one) for one in ast.walk(getattr(loop, "target", block)) if isinstance(one, ast.expr)}
+    above = above or _head_computes(loop) or _enters_before(block, names)
     is_only_block = isinstance(loop, ast.For) and not above and len(body) == 1
     return Iteration(way, pieces, block, begins_late, above, is_only_block, counted, read_after(way))
+
+
+def _head_computes(loop: ast.stmt) -> bool:
+    """Return whether the head may run code after it has asked for a step: `map(prepare, training.steps())`."""
+    iterated = getattr(loop, "iter", None)
+    while isinstance(iterated, ast.Call) and iterated.args and ast.unparse(iterated.func) in _ONLY_PASS_ON:
+        iterated = iterated.args[0]
+    is_asking = isinstance(iterated, ast.Call) and ast.unparse(iterated.func).rpartition(".")[2] == "steps"
+    return iterated is not None and not is_asking
+
+
+def _enters_before(block: ast.With, steps: Collection[str]) -> bool:
+    """Return whether the statement may enter something else before the step, which is one of these expressions."""
+    first = block.items[0].context_expr
+    return len(block.items) > 1 and ast.unparse(first) not in steps
 
 
 def _turn_of(loop: ast.stmt, counted: frozenset[str]) -> tuple[list[ast.stmt], list[ast.stmt]]:

@@ -24,6 +24,7 @@ class Loop:
         self.computes_outside = True  # the script's code may run after `with step`, before the next one is entered
         self._held: list[Any] = []  # objects that functions with the block get in each turn
         self._iteration: Iteration | None = None
+        self._asks_through = False  # a function between the loop and `training.steps()` asks for steps
         self._epochs: Head | None = None  # of the loop of epochs around the loop, if there is one
         self._length = 1
         self._code: CodeType | None = None  # of the function that holds the loop
@@ -52,7 +53,7 @@ class Loop:
         if self._iteration is not None and self._epochs is not None:
             self._iteration = with_epochs(self._iteration, _up(frame, self._iteration.loop), self._epochs)
         asked = {id(here) for here, _ in self._asked}
-        asks_itself = bool(self._asked) and self._asked[0][0] is frame
+        innermost = self._asked[0][0] if self._asked else None
         self._asked = []
         frames = [frame]
         while frames[-1].f_back is not None and (
@@ -61,7 +62,9 @@ class Loop:
             frames.append(frames[-1].f_back)
         self._depth = len(frames) - 1 if self._iteration is None else self._iteration.loop
         self._code = frames[self._depth].f_code
-        self.computes_outside = not (asks_itself and self._iteration is not None and self._iteration.is_only_block)
+        self._asks_through = innermost is not None and innermost is not frames[self._depth]
+        is_only_block = self._iteration is not None and self._iteration.is_only_block
+        self.computes_outside = not (innermost is frame and is_only_block)
         self._show(frames)
         return self._iteration, frames
 
@@ -129,8 +132,8 @@ class Loop:
 
     @property
     def computes_above(self) -> bool:
-        """True if code stands between the loop's head and `with step`; also if that is not known."""
-        return self._iteration is None or self._iteration.computes_above
+        """True if code runs between the loop's head and the block; also if that is not known."""
+        return self._iteration is None or self._iteration.computes_above or self._asks_through
 
     @property
     def may_leave(self) -> bool:

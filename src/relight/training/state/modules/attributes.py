@@ -230,6 +230,12 @@ class AttributeLog:
                 self._change_in_place.add(key)
                 self._state[self._path(key)] = key
 
+    def changed(self) -> list[tuple[nn.Module, str]]:
+        """Return the attributes that the step under way has changed so far, as modules and names."""
+        marks = (*self._compared.items(), *self._in_place.items())
+        keys = {**self._before, **dict.fromkeys(key for key, mark in marks if changed(mark, mark.value))}
+        return [(self._paths[module_id][1], name) for module_id, name in keys]
+
     def __len__(self) -> int:
         """Return the number of attributes that the step under way has assigned."""
         return len(self._before)
@@ -278,8 +284,8 @@ class AttributeLog:
                 vars(module)[name] = put_in_place(mine, value, is_view) if own else value
 
     def _is_own(self, key: Key) -> bool:
-        """Return whether a module is of a class of the script's own: torch's change none of their containers late."""
-        return not type(self._paths[key[0]][1]).__module__.startswith("torch.")
+        """Return whether an attribute may be the script's own: torch's modules change none of theirs late."""
+        return not (type(self._paths[key[0]][1]).__module__.startswith("torch.") and key[1].startswith("_"))
 
     def _value(self, key: Key, default: Any = None) -> Any:
         return vars(self._paths[key[0]][1]).get(key[1], default)
