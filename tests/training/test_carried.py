@@ -459,6 +459,26 @@ def test_goes_back_to_a_snapshot(name: str, steps: int) -> None:
     assert not again.moved
 
 
+FILES = "import os, tempfile\npath = os.path.join(tempfile.mkdtemp(), 'best')\nx = 0"
+SAVES = "if step.number == 3:\n open(path, 'w').close()"
+ASKS = "if os.path.exists(path):\n x = x * 2\nx = x + b"
+
+
+def test_files_that_steps_make_and_ask_for_are_not_undone() -> None:
+    source = function(FILES, f"{ASKS}\nif x > 1e9:\n raise ValueError\n{SAVES}\nstep.point(0)", "x")
+    assert run(source, again := Loop(fails_at=3, fails_in=0)) != run(source, Loop())
+    assert "files that steps ask for" in (again.doubt or "")
+
+
+def test_files_that_a_lost_rank_has_not_made_after_its_block() -> None:
+    source = function(FILES, f"{ASKS}\nif x > 1e9:\n raise ValueError", "x", SAVES)
+    run(source, first := Loop(until=4))
+    run(source, again := Loop(begins_at=4, tree=decode_tree(first.kept[4])))
+    assert "files that steps ask for: made, changed or removed by code after the block" in (again.doubt or "")
+    run(source, again := Loop(begins_at=3, tree=decode_tree(first.kept[3])))  # the loop has asked for this step
+    assert again.doubt is None
+
+
 def test_goes_back_to_before_a_change_was_seen() -> None:
     name = "attributes of objects, by the name of the last one"
     again = Loop(fails_at=4, goes_back=3)

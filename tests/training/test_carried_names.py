@@ -54,6 +54,22 @@ SHAPES = {
         ),
         "",
     ),
+    "files that it asks for, made after the block": (
+        fn(
+            "if os.path.exists(path):\n b = b * 2\nb.backward()",
+            after="if step.committed:\n with open(path, 'w') as file: #w\n  file.write('1')",
+            before="import os\npath = 'best'",
+        ),
+        "files that steps ask for",
+    ),
+    "files that it asks for, to remove or make them": (
+        fn(
+            "torch.save(b, path)\nif path.exists():\n path.unlink()\nif not os.path.isdir('a'):\n os.makedirs('a')\n"
+            "is_new = not os.path.exists('log')\nwith open('log', 'a') as log:\n if is_new: log.write('head')",
+            before="import os, pathlib, torch\npath = pathlib.Path('best')",
+        ),
+        "",
+    ),
     "library's object, called for an effect": (
         fn("thing.acquire()\nif thing.locked(): b.backward()", before="import threading\nthing = threading.Lock()"),
         "",

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.training.carried.finding.kept import Kept
+from relight.training.carried.finding.spots.files import ASKED_FOR_KEY
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import Parts
@@ -34,7 +35,13 @@ def offered(kept: Mapping[str, Any] | None, places: Mapping[str, Kept], parts: P
     found, left = dict[str, list[bytes]](), MOST_BYTES
     for key in dict.fromkeys((*kept["unsettled"], *kept["lacking"])):
         one = places.get(key)
-        if one is None or not one.is_written or key not in kept["names"] or _refers(before := kept["names"][key]):
+        if (
+            one is None
+            or key == ASKED_FOR_KEY
+            or not one.is_written
+            or key not in kept["names"]
+            or _refers(before := kept["names"][key])
+        ):
             continue
         if (value := one.spot.get()) is MISSING:
             continue

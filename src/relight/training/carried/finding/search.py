@@ -14,6 +14,7 @@ from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.catalog import Catalog, holder_in_data
 from relight.training.carried.finding.places import key_of
+from relight.training.carried.finding.spots.files import ASKED_FOR
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.reading.hooks import made_in
 from relight.training.carried.reading.names import Found, Names, names_of
@@ -71,6 +72,9 @@ class Search:
             self._refuse_unfrozen(names)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
             catalog.dead = {self._lasting(place) for place in names.dead}
+            if names.files_changed is not None and not catalog.is_ignored(ASKED_FOR):
+                file, at = names.files_changed
+                self._spots.settings.files.changed_at = f"{short(file)}:{at}"
             self._keep_holders(names.found.values())
             catalog.unrepeatable.libraries.begin([loop.lasting(place) for place in names.of_libraries])
             written = {*names.dead, *(found.place for found in names.found.values())}

@@ -22,14 +22,16 @@ from relight.training.carried.code.refs import (
     own_method,
     part_of,
 )
-from relight.training.carried.reading.flow import NOWHERE, Use
+from relight.training.carried.reading.flow import FILES, NOWHERE, Use
 from relight.training.carried.reading.syntax import (
+    ASKS_FOR_FILES,
     MUTATORS,
     MUTATORS_OF_FIRST,
     NO_NAME,
     OF_MODULES,
     SAME,
     VIEWS,
+    changes_files,
     constant_of,
     is_in_place,
     is_showing,
@@ -50,6 +52,7 @@ class Calls:
     def __init__(self, reading: "Reading") -> None:
         self._reading = reading
         self._flow = reading.flow
+        self.is_for_files = False  # what is read decides only which files are changed
 
     def call(self, node: ast.Call, use: Use, *, is_statement: bool) -> Ref:
         self._reading.unfreezing.note(node)
@@ -93,6 +96,10 @@ class Calls:
             if result is not None:
                 return result
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        if name in ASKS_FOR_FILES:
+            self._flow.read(FILES, NOWHERE if self.is_for_files else use)
+        elif changes_files(node, known(receiver) if receiver is not None else None):
+            self._flow.change_files(self._reading.at(node))
         if name == "type" and known(target) is type and len(arguments) == 1:
             return class_of(self._reading.value(arguments[0], use))
         return self._call_library(node, name, receiver, use)

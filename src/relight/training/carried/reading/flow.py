@@ -11,6 +11,7 @@ from relight.transfer.io.codec import local_part
 
 Use = frozenset[Key] | None  # what a value that is read goes into; None: something that has an effect
 NOWHERE: Use = frozenset()  # it is only shown, or thrown away
+FILES = Ref(("files", 0, ""), None, (("setting", "", "files that steps ask for"),))
 _DEEPEST, _MOST = 3, 64  # of containers that are looked into
 State = set[Key] | None  # what was written on every way that leads here; None: no way does
 
@@ -35,6 +36,7 @@ class Flow:
         self._read_whole: set[Key] = set()
         self._edges: dict[Key, set[Key]] = {}
         self._sinks: set[Key] = set()
+        self.files_changed: tuple[str, int] | None = None  # where code above the block, or in it, first does so
         self._set_on_tensors: dict[str, int] = {}  # attributes of what may be tensors: positions of their last writes
         self._written_at: dict[Key, int] = {}  # the position of the last write of each
         self._position = 0  # so many writes and steps of optimizers were read
@@ -76,6 +78,12 @@ class Flow:
                 self.read(one, frozenset({key}))
                 self._record(key, where)
                 self._changed_in_place.add(key)
+
+    def change_files(self, where: tuple[str, int]) -> None:
+        """Files are made, changed or removed."""
+        self.mutate(FILES, where)
+        if not self.late and self.files_changed is None:
+            self.files_changed = where
 
     def set_on_tensor(self, attribute: str) -> None:
         """An attribute of a tensor, or of an object that may be a tensor, gets a value."""

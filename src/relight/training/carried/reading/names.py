@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from relight.training.carried.code.iteration import Iteration
 from relight.training.carried.code.refs import Key, Place, describe, may_hold_state
 from relight.training.carried.code.scope import Scope
-from relight.training.carried.reading.flow import Flow
+from relight.training.carried.reading.flow import FILES, Flow
 from relight.training.carried.reading.making import Made
 from relight.training.carried.reading.reading import Reading
 
@@ -57,6 +57,7 @@ class Names:
     of_libraries: list[Place] = field(default_factory=list)  # objects of which steps use what their methods return
     shown_after: list[str] = field(default_factory=list)  # those that code after the loop may read
     new_layer: Made | None = None  # that some step makes and puts into a module which was handed over
+    files_changed: tuple[str, int] | None = None  # where steps do so, if they ask whether files exist
     unfrozen: list[tuple[Made, list[torch.Tensor]]] = field(default_factory=list)  # parameters that steps unfreeze
 
 
@@ -86,6 +87,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         return len(place) > 1 or not is_of_loop or looks_up or place[0][2] in read_by_any
 
     names = Names(
+        files_changed=flow.files_changed if FILES.key in feeding else None,
         set_on_tensors=flow.attributes_of_tensors(),
         new_layer=reading.making.new_layer(),
         unfrozen=reading.unfreezing.found(),
@@ -99,7 +101,11 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     shown_after = []
     for key, (file, line) in flow.writes.items():
         value = flow.values.get(key)
-        if key[0] == "temporary" or (is_foreign(value) and not isinstance(value, _PARTS)):
+        if (
+            key[0] == "temporary"
+            or (key == FILES.key and key not in feeding)
+            or (is_foreign(value) and not isinstance(value, _PARTS))
+        ):
             continue
         place = flow.places.get(key)
         if place is None or is_local(place):

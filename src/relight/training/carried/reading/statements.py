@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from relight.training.carried.code.refs import Ref, item_of, own_method, part_of
 from relight.training.carried.reading.flow import NOWHERE
-from relight.training.carried.reading.syntax import MOST_MEMBERS, known, union
+from relight.training.carried.reading.syntax import MOST_MEMBERS, known, only_changes_files, union
 
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
@@ -51,10 +51,7 @@ class Statements:
                 self._reading.value(node.value, into)
                 self._reading.assign(node.target, Ref())
             case ast.If():
-                self._reading.value(
-                    node.test,
-                    union([self._reading.targets.effect(node.body), self._reading.targets.effect(node.orelse)]),
-                )
+                self._condition(node)
                 self._branches([node.body, node.orelse], node.test)
             case ast.Match():
                 self._reading.value(node.subject, None)
@@ -88,6 +85,12 @@ class Statements:
                     self._reading.assign(target, Ref())
             case _:
                 self._definition(node)
+
+    def _condition(self, node: ast.If) -> None:
+        effect, calls = self._reading.targets.effect, self._reading.calls
+        calls.is_for_files = only_changes_files([*node.body, *node.orelse])
+        self._reading.value(node.test, union([effect(node.body), effect(node.orelse)]))
+        calls.is_for_files = False
 
     def _definition(self, node: ast.stmt) -> None:
         reading = self._reading

@@ -22,7 +22,7 @@ MUTATORS_OF_FIRST = frozenset(
 )
 SHOWING = frozenset(
     "print info debug warning error log add_scalar add_scalars add_histogram add_image set_postfix set_postfix_str "
-    "set_description log_metrics log_dict write report pprint".split()
+    "set_description log_metrics log_dict write writelines writerow writerows writeheader report pprint".split()
 )
 VIEWS = frozenset(  # methods of tensors and arrays whose result shares their memory
     "view reshape flatten ravel squeeze unsqueeze t transpose permute narrow select detach expand diagonal unbind "
@@ -32,6 +32,17 @@ VIEWS = frozenset(  # methods of tensors and arrays whose result shares their me
 SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
 NO_NAME = ast.Name("", ast.Load())
 MOST_MEMBERS = 8  # of a container whose members are distinguished
+ASKS_FOR_FILES = frozenset("exists lexists isfile isdir is_file is_dir".split())
+CHANGES_FILES = frozenset(
+    "save savez savez_compressed savetxt save_file save_pretrained dump write_text write_bytes touch mkdir makedirs "
+    "rename renames replace remove unlink rmtree copy copy2 copyfile copytree move symlink to_csv to_json "
+    "to_parquet".split()
+)
+_IN_FILES = frozenset("dump flush".split())  # what fills open ones, besides what shows values
+_OF_FILES = frozenset(
+    {"os", "shutil", "torch", "numpy", "json", "pickle", "yaml"}
+)  # modules with names that others have
+_ALSO_OTHERS = frozenset("save dump replace remove copy move".split())
 OF_MODULES = frozenset("parameters named_parameters buffers named_buffers state_dict modules children".split())
 
 
@@ -77,6 +88,35 @@ def is_showing(function: ast.expr) -> bool:
     """Return whether a call only shows what it is given, by its name."""
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return name in SHOWING
+
+
+def changes_files(node: ast.Call, owner: Any) -> bool:
+    """Return whether a call of a library's makes, changes or removes files, by its name. `owner`: of the method."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "open":
+        texts = [constant_of(one) for one in (*node.args, *(keyword.value for keyword in node.keywords))]
+        return any(isinstance(one, str) and {*one} <= {*"rwaxbt+"} and {*one} & {*"wax+"} for one in texts)
+    return name in CHANGES_FILES and (name not in _ALSO_OTHERS or getattr(owner, "__name__", "") in _OF_FILES)
+
+
+def only_changes_files(statements: Sequence[ast.stmt]) -> bool:
+    """Return whether statements do nothing but to change files, and to show something, by the names of their calls."""
+    for statement in statements:
+        match statement:
+            case ast.Pass() | ast.Expr(value=ast.Constant()):
+                pass
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name))):
+                if name not in CHANGES_FILES | _IN_FILES | SHOWING:
+                    return False
+            case ast.With(items=[ast.withitem(context_expr=ast.Call())], body=body):
+                if not only_changes_files(body):
+                    return False
+            case ast.If(body=body, orelse=orelse):
+                if not only_changes_files([*body, *orelse]):
+                    return False
+            case _:
+                return False
+    return True
 
 
 def defaults_of(function: FunctionType) -> dict[str, Any]:

@@ -23,6 +23,20 @@ _DOUBT = (
     "with a step, and a replacement finds it as it is. Keep such values in a variable. training.carry(ignore=(...,)) "
     "with the file's name says that no step depends on it"
 )
+ASKED_FOR = "files that steps ask for"
+ASKED_FOR_KEY = f"setting\x1f\x1f{ASKED_FOR}"  # of its place
+_INSTEAD = (
+    "Let a variable say what was saved, which is set inside the block. "
+    f"training.carry(ignore=({ASKED_FOR!r},)) says that no step depends on them"
+)
+NOT_MADE = (
+    f"{ASKED_FOR}: made, changed or removed by code after the block, and a rank was lost just there. Its replacement "
+    f"does not do so for that step. {_INSTEAD}"
+)
+_NOT_UNDONE = (
+    f"{ASKED_FOR} ({{where}}): made, changed or removed by steps, which ask whether they exist. A step that is undone "
+    f"leaves them so, and those that a lost rank was about to make are missing. {_INSTEAD}"
+)
 
 
 class Files:
@@ -38,6 +52,7 @@ class Files:
         self._ignored: Collection[str] = ()
         self._since_ns = 0
         self._told: set[str] | None = None  # once a recovery has asked
+        self.changed_at = ""  # FILE:LINE in a step that asks whether files exist
 
     @property
     def since_ns(self) -> int:
@@ -76,7 +91,7 @@ class Files:
     def doubt(self) -> str:
         """Return why a recovery cannot vouch for equal bits, if there are any."""
         self._told = set()
-        return self.doubt_later()
+        return self.doubt_later() or (_NOT_UNDONE.format(where=self.changed_at) if self.changed_at else "")
 
     def doubt_later(self) -> str:
         """Return the same of files that were read since a recovery: the step that was undone may have changed them."""

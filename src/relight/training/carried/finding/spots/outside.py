@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.training.carried.code.refs import Place
-from relight.training.carried.finding.spots.files import Files
+from relight.training.carried.finding.spots.files import ASKED_FOR, Files
 from relight.training.carried.finding.spots.spot import MISSING, FunctionSpot, Spot
 from relight.training.state.torch_settings import SETTINGS, of_thread
 from relight.training.torch_private.tensors import print_options, set_print_options
@@ -96,6 +96,7 @@ class Settings:
             "torch.set_printoptions()": Setting(print_options, set_print_options),
             "sys.getrecursionlimit()": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
             "files that steps read": Setting(lambda: self.files.names, self.files.take, sorted),
+            ASKED_FOR: Setting(lambda: None, lambda _: None),
             **{f"torch's {name}": Setting(*SETTINGS[name]) for name in _OF_TORCH},
         }
         self._looks = [spot.token or spot.look for name, spot in self.spots.items() if not name.startswith("torch's ")]
