@@ -107,6 +107,18 @@ def test_values_that_turn_out_to_differ_later_are_told(survivor: Rank) -> None:
     assert replacement.attributes.compare(number, 2 * number + 1, 2) is not None
 
 
+def test_values_of_another_rank_stay_so_in_the_next_replacement(survivor: Rank) -> None:
+    replacement = replace(survivor, step_and_change(survivor, 2.0))
+    assert replacement.attributes.is_a_guess
+
+    second = replace(survivor, {PATH: 2.0})  # which the replacement had kept before any barrier
+    assert not second.attributes.is_a_guess
+    second.attributes.take_over({PATH: 2.0}, guessed=replacement.attributes.is_a_guess)
+
+    number = second.attributes.number()
+    assert second.attributes.compare(number, 2 * number + 1, 2) is not None
+
+
 def test_what_differs_is_kept_again_once_code_between_steps_changes_it(survivor: Rank) -> None:
     step_and_change(survivor, 2.0)
     assert not survivor.begin()  # equal everywhere: another rank has it

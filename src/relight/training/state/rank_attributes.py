@@ -73,7 +73,7 @@ class RankAttributes:
         self._log = log
         self.differ = False  # between ranks, once seen
         self.late_changes = LateChanges()
-        self._is_a_guess = False  # some were taken from another rank, and may have differed there
+        self.is_a_guess = False  # some were taken from another rank, and may have differed there
         self._kept: dict[str, Any] = {}  # values at the newest barrier
         self._encoded = _NOTHING
         self._before: tuple[dict[str, Any], bytes] | None = None  # the same before the barrier of the step under way
@@ -104,7 +104,7 @@ class RankAttributes:
         Returns why equal bits cannot be vouched for, if they are not and this rank has values of another one.
         """
         self.differ |= total != ranks * own
-        return _GUESSED if self._is_a_guess and self.differ else None
+        return _GUESSED if self.is_a_guess and self.differ else None
 
     def roll_back(self) -> None:
         """The step under way is undone: what was kept at its barrier is not that of the newest step."""
@@ -133,18 +133,22 @@ class RankAttributes:
         self._copied = decode_tree(bytes.fromhex(described["values"]))
         self._log.adopt(self._copied)
 
-    def take_over(self, tree: Mapping[str, Any]) -> None:
-        """Take on the values of the rank that this process replaces, after `adopt_copy` of another rank's."""
+    def take_over(self, tree: Mapping[str, Any], *, guessed: bool = False) -> None:
+        """Take on the values of the rank that this process replaces, after `adopt_copy` of another rank's.
+
+        `guessed`: what was lost had itself begun with values of another rank.
+        """
         others, self._copied = self._copied, {}
         if self.differ:
             first = self._log.first(others.keys() - tree.keys() - {*self.late_changes.newest})  # no step changed them
-            self._is_a_guess = not {*others, *self.late_changes.newest} <= first.keys() | tree.keys()
+            self.is_a_guess = not {*others, *self.late_changes.newest} <= first.keys() | tree.keys()
             self._log.adopt({**first, **tree})
         else:
-            self._is_a_guess = any(
+            self.is_a_guess = any(
                 path not in tree or _encode(tree[path]) != _encode(value) for path, value in others.items()
             )
             self._log.adopt({path: value for path, value in tree.items() if path not in others})
+        self.is_a_guess |= guessed
 
     def lost(self, late: Sequence[str] | None) -> str | None:
         """Return why equal bits cannot be vouched for, if code after the last block of the lost rank changed some.

@@ -64,7 +64,7 @@ class RankPrivate:
         """Return it as a tree, for `adopt` on the rank's replacement."""
         if self._paths.keys() != self.buffers:
             self._paths = {(owner, name): f"{owner}/{name}" for owner, name in sorted(self.buffers)}
-        tree = {
+        tree: dict[str, Any] = {
             "buffers": dict(zip(self._paths.values(), map(self._slots.get, self._paths), strict=True)),
             "per_rank": self._keep_objects(),
         }
@@ -74,6 +74,7 @@ class RankPrivate:
             tree["numbers"] = self.own_numbers()
         if self._attributes.has_state:
             tree["attributes"] = self._attributes.private()
+            tree["guessed"] = self._rank_attributes.is_a_guess  # so is what a replacement has of this rank
         return tree
 
     def adopt(self, tree: dict[str, Any]) -> None:
@@ -90,7 +91,7 @@ class RankPrivate:
             parameters = parameters_of(self._handed.optimizers[name])
             for index, own in numbers.items():
                 state_of(self._handed.optimizers[name])[parameters[index]].update(own)
-        self._rank_attributes.take_over(tree.get("attributes", {}))
+        self._rank_attributes.take_over(tree.get("attributes", {}), guessed=tree.get("guessed", False))
 
     @contextmanager
     def including(self, buffers: set[Key], *, numbers: bool) -> Iterator[None]:
