@@ -87,6 +87,42 @@ def test_finds_what_is_carried(name: str, tmp_path: Path) -> None:
     assert not marked or set(found.values()) == marked
 
 
+SAMPLER = """
+class Sampler:
+ def __init__(self):
+  self.epoch, self.n = 0, 0
+ def set_epoch(self, epoch):
+  'Documented.'
+  self.epoch = epoch
+  {}
+class Loader:
+ def __init__(self):
+  self.sampler = Sampler()
+loader = Loader()
+"""
+_SET_BY = "loader.sampler.set_epoch(epoch)"
+SET = {
+    "in the loop": ("", one_function("b.backward()", head=_SET_BY), True),
+    "in a function": (
+        "",
+        two_functions("b.backward()", head="a.sampler.set_epoch(e)", given="loader, epoch", parameters="a, e"),
+        True,
+    ),
+    "another number": ("", one_function("b.backward()", head="loader.sampler.set_epoch(epoch + 1)"), False),
+    "by hand as well": ("", one_function("loader.sampler.epoch += 1\nb.backward()", head=_SET_BY), False),
+    "with something else": ("self.n += 1", one_function("b.backward()", head=_SET_BY), False),
+}
+
+
+@pytest.mark.parametrize("name", SET)
+def test_an_attribute_that_only_gets_the_number_of_the_epoch(name: str, tmp_path: Path) -> None:
+    more, source, expected = SET[name]
+    names = enter_script(SAMPLER.format(more) + source, tmp_path).names
+    assert names is not None
+    found = {describe(one.place): one.is_of_epoch for one in names.found.values()}
+    assert [is_so for text, is_so in found.items() if text.endswith(".sampler.epoch")] == [expected]
+
+
 def test_a_name_of_the_epoch_in_each_function(tmp_path: Path) -> None:
     """The number gets a replacement in all functions that only pass it on."""
     source = two_functions("(b * e).backward()", given="5, e=epoch", parameters="n, e")

@@ -131,6 +131,8 @@ class Search:
     def _keep_found(self, found: Found, iteration: Iteration) -> None:
         where = f"{short(found.file)}:{found.line}"
         if (holder := holder_in_data(found.place, self._spots, self._catalog.is_of_data)) is not None:
+            if found.is_of_epoch:
+                return  # the data's own loader sets it to the same
             self._refuse_of_data(found, where, holder)
             return
         lasting, catalog = self._loop.lasting(found.place), self._catalog

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from relight.training.carried.code.refs import (
+    Callee,
     Place,
     Ref,
     attribute_of,
@@ -22,6 +23,7 @@ from relight.training.carried.code.refs import (
     own_method,
     part_of,
 )
+from relight.training.carried.code.source import node_of
 from relight.training.carried.reading.flow import FILES, NOWHERE, Use
 from relight.training.carried.reading.syntax import (
     ASKS_FOR_FILES,
@@ -36,6 +38,7 @@ from relight.training.carried.reading.syntax import (
     is_in_place,
     is_showing,
     known,
+    only_keeps_its_parameter,
     union,
 )
 from relight.training.torch_private.modules import hook_tables_of, parameters_in
@@ -92,7 +95,9 @@ class Calls:
             self._run_hooks(target, node)
         callee = inherited or self._reading.functions.placed(callee_of(target, receiver))
         if callee is not None:
+            self._flow.sets_epoch = self._sets_epoch(node, callee)
             result = self._reading.functions.enter(callee, target, node, NOWHERE if is_statement else use)
+            self._flow.sets_epoch = False
             if result is not None:
                 return result
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
@@ -103,6 +108,15 @@ class Calls:
         if name == "type" and known(target) is type and len(arguments) == 1:
             return class_of(self._reading.value(arguments[0], use))
         return self._call_library(node, name, receiver, use)
+
+    def _sets_epoch(self, node: ast.Call, callee: Callee) -> bool:
+        """Return whether a call gives the number of the epoch to an object that keeps it and does nothing else."""
+        match node:
+            case ast.Call(func=ast.Attribute(attr="set_epoch"), args=[ast.Name() as given], keywords=[]):
+                ref = self._reading.refer(given)
+                is_epoch = ref.key in self._reading.epochs or (ref.alias or ref).key in self._reading.epochs
+                return is_epoch and only_keeps_its_parameter(node_of(callee.function.__code__))
+        return False
 
     def _receiver(self, node: ast.Call, function: ast.Attribute, use: Use, *, is_statement: bool) -> tuple[Ref, bool]:
         """Read the receiver of a method call; return it, and whether the call changes it."""

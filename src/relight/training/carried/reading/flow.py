@@ -37,6 +37,9 @@ class Flow:
         self._edges: dict[Key, set[Key]] = {}
         self._sinks: set[Key] = set()
         self.files_changed: tuple[str, int] | None = None  # where code above the block, or in it, first does so
+        self.sets_epoch = False  # what is read now only gives an object the number of the epoch
+        self._of_epoch: set[Key] = set()
+        self._otherwise: set[Key] = set()  # written, and not so
         self._set_on_tensors: dict[str, int] = {}  # attributes of what may be tensors: positions of their last writes
         self._written_at: dict[Key, int] = {}  # the position of the last write of each
         self._position = 0  # so many writes and steps of optimizers were read
@@ -98,6 +101,10 @@ class Flow:
     def is_after_step(self, key: Key) -> bool:
         """Return whether a place is written after the last step of an optimizer, or may be."""
         return self._is_after_step(self._written_at.get(key, 0))
+
+    def is_of_epoch(self, key: Key) -> bool:
+        """Return whether a place only gets the number of the epoch, by `set_epoch`."""
+        return key in self._of_epoch and key not in self._otherwise
 
     def written_after_write(self) -> set[Key]:
         """Return places written after the last step of an optimizer, or after the block, as far as it was read."""
@@ -195,6 +202,7 @@ class Flow:
 
     def _record(self, key: Key, where: tuple[str, int]) -> None:
         self.writes.setdefault(key, where)
+        (self._of_epoch if self.sets_epoch else self._otherwise).add(key)
         self._position += 1
         self._written_at[key] = self._position
         if self.late:

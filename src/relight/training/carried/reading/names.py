@@ -43,6 +43,7 @@ class Found:
     late_at_end: bool = False  # only between two epochs is it written after the block
     is_left: bool = False  # each step that reads it has written it before: only code after the loop may see it
     is_counted: bool = False  # by something around `training.steps()`: enumerate, zip
+    is_of_epoch: bool = False  # only `set_epoch` sets it, to the number of the epoch
     made: Made | None = None  # a module, optimizer or scheduler that some step makes and keeps there
 
 
@@ -116,9 +117,9 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
             late, after_write = key in flow.written_late, flow.is_after_step(key)
             is_left, made = key not in flow.exposed, reading.making.kept_at(key)
             at_end, late_at_end = (in_turns is not None and key not in written for written in in_turns or ((), ()))
-            names.found[key] = Found(
-                place, file, line, key in feeding, late, after_write, at_end, late_at_end, is_left, is_counted, made
-            )
+            sets_epoch = flow.is_of_epoch(key)
+            kinds = key in feeding, late, after_write, at_end, late_at_end, is_left, is_counted, sets_epoch
+            names.found[key] = Found(place, file, line, *kinds, made)
             continue
         if not is_foreign(value):
             names.dead.add(place)
@@ -137,6 +138,7 @@ def _read(
     flow = Flow()
     scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
     reading = Reading(flow, scopes, is_foreign, iteration.enters)
+    reading.epochs = {key for n, name in iteration.of_epoch if (key := scopes[n].lookup(name).key) is not None}
     flow.late = iteration.begins_late
     in_turns: tuple[set[Key], set[Key]] | None = None
     for index, piece in enumerate(iteration.pieces):

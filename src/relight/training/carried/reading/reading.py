@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from relight.training.carried.code.refs import Ref
+from relight.training.carried.code.refs import Key, Ref
 from relight.training.carried.code.scope import Scope
 from relight.training.carried.reading.calls import Calls
 from relight.training.carried.reading.expressions import Expressions
@@ -31,6 +31,7 @@ class Reading:
         self.enters = enters
         self.frames = frames
         self.is_foreign = is_foreign
+        self.epochs: set[Key] = set()  # variables that stand for the number of the epoch
         for scope in frames:
             scope.frames = frames
         # --- of the function that is read

@@ -119,6 +119,23 @@ def only_changes_files(statements: Sequence[ast.stmt]) -> bool:
     return True
 
 
+def only_keeps_its_parameter(method: ast.AST | None) -> bool:
+    """Return whether a method with one parameter only sets attributes to that: `self.epoch = epoch`."""
+    match method:
+        case ast.FunctionDef(args=ast.arguments(args=[ast.arg(this), ast.arg(given)]), body=body):
+            if ast.get_docstring(method) is not None:
+                body = body[1:]
+            return all(_sets_attribute(statement, this, given) for statement in body)
+    return False
+
+
+def _sets_attribute(statement: ast.stmt, this: str, given: str) -> bool:
+    match statement:
+        case ast.Assign([ast.Attribute(ast.Name(owner))], ast.Name(name) | ast.Call(ast.Name("int"), [ast.Name(name)])):
+            return (owner, name) == (this, given)
+    return False
+
+
 def defaults_of(function: FunctionType) -> dict[str, Any]:
     """Values of parameters that a call may leave out."""
     positional = function.__code__.co_varnames[: function.__code__.co_argcount]
