@@ -71,7 +71,7 @@ def remember(
     `grows`: of long lists only the end ever changes. `is_part`: of a value that is put back otherwise: here it only
     matters that it is this one. `seen`: the depths at which values were met, by `id`: contents are remembered once.
     """
-    if type(value) in PLAIN:
+    if type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value))):
         return value
     if seen is None and type(value) is dict and len(value) <= LONG:  # the quick way, for what most scripts count in
         items = list(value.items())
@@ -121,7 +121,7 @@ def changed(mark: Any, value: Any) -> bool:
     if type(mark) is not Mark:
         if mark is value:
             return False
-        if type(mark) is not type(value):
+        if type(mark) is not type(value) or type(mark) is tuple:
             return True
         if type(mark) is float and mark != 0.0 and mark == mark:  # noqa: PLR0124
             return bool(mark != value)
@@ -155,7 +155,8 @@ def changed(mark: Any, value: Any) -> bool:
         return bool(saved[1](value) != saved[0])
     if kind in ("list", "deque", "tuple", "set"):
         members = members_in(kind, value)
-        return len(members) != len(saved) or any(map(changed, saved, members))
+        is_same = len(members) == len(saved) and all(map(operator.is_, saved, members))  # if all are plain
+        return not is_same and (len(members) != len(saved) or any(map(changed, saved, members)))
     if kind == "objects":
         return any(map(changed, saved, value.flat))
     if kind == "dict":
