@@ -202,6 +202,25 @@ def test_a_loader_is_read_inside_its_wrapper(wrapper: Any) -> None:
     assert batches.get(2, 0)[0].tolist() == [4.0, 5.0]
 
 
+@pytest.mark.parametrize("wrapper", [FabricLoaderShaped, ShardShaped])
+@pytest.mark.parametrize("make", [tuple, list, lambda several: dict(zip("ab", several, strict=True))])
+def test_several_loaders_are_read_inside_their_wrappers(wrapper: Any, make: Any) -> None:
+    """One of them may have none."""
+    data = TensorDataset(torch.arange(8.0))
+    loaders: list[DataLoader[Any]] = [DataLoader(data, batch_size=2), DataLoader(data, batch_size=4)]
+    batches = Batches(make([loaders[0], wrapper(loaders[1])]), 1, 7, "step", PositionPage(-1))
+    batches.start(1, 0)
+    drawn = batches.get(1, 0)
+    one, other = drawn.values() if isinstance(drawn, dict) else drawn
+    assert one[0].tolist() == [2.0, 3.0]
+    assert other[0].tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
+def test_a_sequence_of_batches_is_none_of_loaders() -> None:
+    data = [torch.zeros(2), torch.ones(2)]
+    assert unwrapped_data(data)[0] is data
+
+
 def test_batches_go_where_the_wrapper_moves_them() -> None:
     loader: DataLoader[Any] = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2)
     batches = Batches(FabricLoaderShaped(loader, torch.device("meta")), 1, 7, "step", PositionPage(-1))

@@ -88,14 +88,29 @@ def _are_schedulers(things: Any) -> bool:
 
 def is_loader(thing: Any) -> bool:
     """Return whether it is a DataLoader, or a wrapper around one."""
-    return isinstance(thing, DataLoader) or unwrapped_data(thing)[0] is not thing
+    return isinstance(thing, DataLoader) or _unwrapped_loader(thing)[0] is not thing
 
 
 def unwrapped_data(given: Any) -> tuple[Any, torch.device | None]:
-    """Returns the loader inside, and the device to which the wrapper moves its batches, if it moves them."""
+    """Returns the loader inside, and the device to which the wrapper moves its batches, if it moves them.
+
+    Of several loaders it returns each one's, in a container of the same kind.
+    """
+    if type(given) not in (dict, list, tuple):
+        return _unwrapped_loader(given)
+    several = list(given.values()) if isinstance(given, dict) else list(given)
+    if not all(map(is_loader, several)):
+        return given, None
+    inside = [_unwrapped_loader(one) for one in several]
+    loaders = [loader for loader, _ in inside]
+    made = dict(zip(given, loaders, strict=True)) if isinstance(given, dict) else type(given)(loaders)
+    return made, next((device for _, device in inside if device is not None), None)
+
+
+def _unwrapped_loader(given: Any) -> tuple[Any, torch.device | None]:
     for name, device in (("_dataloader", "_device"), ("base_dataloader", "device")):
         inner = vars(given).get(name) if hasattr(given, "__dict__") else None
         if isinstance(inner, DataLoader):
-            loader, inner_device = unwrapped_data(inner)
+            loader, inner_device = _unwrapped_loader(inner)
             return loader, getattr(given, device, None) or inner_device
     return given, None
