@@ -128,7 +128,36 @@ def coroutine(before: str, block: str, result: str, after: str = "", setup: str 
     return source.replace("result = run()", "import asyncio\nresult = asyncio.run(run())")
 
 
+DISPATCHED = """
+import functools
+class Better: pass
+class State:
+ def __init__(self):
+  self.since = 0
+ @functools.singledispatchmethod
+ def see(self, event):
+  raise TypeError(event)
+ @see.register
+ def _(self, event: Better):
+  self.seen = step_of[0]
+step_of = [0]
+@functools.singledispatch
+def handle(event, state):
+ raise TypeError(event)
+@handle.register
+def _(event: Better, state):
+ state.since += 1
+"""
+
+
 SCRIPTS = {
+    "functions chosen by the type of an argument": function(
+        "state, n, x = State(), 0, 0",
+        "x = x + b + n + state.since + getattr(state, 'seen', 0)\nif step.number > 3:\n step_of[0] = step.number\n"
+        " handle(Better(), state)\n state.see(Better())\n n = n + 1",
+        "x, n, vars(state)",
+        setup=DISPATCHED,
+    ),
     "a coroutine": coroutine(
         "x, n, seen = 0, 0, []",
         "x = x + b + n + len(seen)\nif step.number > 3:\n n = n + 1\n await add(seen, x)",

@@ -239,6 +239,14 @@ def callee_of(target: Ref, receiver: Ref | None) -> Callee | None:
     return _if_user(inspect.getattr_static(type(value), "__call__", None), _as_set(target))
 
 
+def dispatched(value: Any) -> list[types.FunctionType]:
+    """The script's functions among which one of `functools.singledispatch` chooses, by the type of its argument."""
+    owner = value.dispatcher if isinstance(value, functools.singledispatchmethod) else value
+    registry = getattr(owner, "registry", None) if isinstance(owner, types.FunctionType) else None
+    found = [*registry.values()] if isinstance(registry, types.MappingProxyType) else []
+    return [one for one in found if isinstance(one, types.FunctionType) and is_script_file(one.__code__.co_filename)]
+
+
 def _unwrapped(function: Any) -> Any:
     """The function of the user's that decorators of libraries run: `torch.no_grad()`, a scheduler around a step."""
     while isinstance(function, types.FunctionType) and not is_script_file(function.__code__.co_filename):

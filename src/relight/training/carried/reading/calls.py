@@ -1,7 +1,10 @@
 """Reads calls of a script: what the receiver, the function's name and the arguments tell of their effect."""
 
 import ast
+import functools
 import io
+from collections.abc import Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +19,7 @@ from relight.training.carried.code.refs import (
     callee_of,
     class_of,
     container_behind,
+    dispatched,
     has_contents,
     is_generator,
     is_iterator,
@@ -93,6 +97,8 @@ class Calls:
         if isinstance(known(target), nn.Module):
             self._flow.read(target, use)  # what it returns depends on all that it holds
             self._run_hooks(target, node)
+        if (functions := dispatched(known(target))) and self._enter_any(functions, receiver, target, node, use):
+            return Ref()
         callee = inherited or self._reading.functions.placed(callee_of(target, receiver))
         if callee is not None:
             self._flow.sets_epoch = self._sets_epoch(node, callee)
@@ -117,6 +123,21 @@ class Calls:
                 is_epoch = ref.key in self._reading.epochs or (ref.alias or ref).key in self._reading.epochs
                 return is_epoch and only_keeps_its_parameter(node_of(callee.function.__code__))
         return False
+
+    def _enter_any(
+        self, functions: Sequence[FunctionType], receiver: Ref | None, target: Ref, node: ast.Call, use: Use
+    ) -> bool:
+        """Read functions of which the call runs one; return whether any could be read."""
+        start, ends = self._flow.state, []
+        of_object = receiver if isinstance(known(target), functools.singledispatchmethod) else None
+        for function in functions:
+            self._flow.state = None if start is None else set(start)
+            one = Ref(target.key, function, target.place)
+            if self._reading.functions.enter(Callee(function, of_object), one, node, use) is not None:
+                ends.append(self._flow.state)
+        self._flow.state = None if ends else start
+        self._flow.merge(*ends)
+        return bool(ends)
 
     def _receiver(self, node: ast.Call, function: ast.Attribute, use: Use, *, is_statement: bool) -> tuple[Ref, bool]:
         """Read the receiver of a method call; return it, and whether the call changes it."""
