@@ -9,6 +9,7 @@ from tests.idioms.reshaped.loops import (
     Shape,
     before,
     begin_with,
+    is_called,
     is_function,
     leaves_loop,
     loop_of,
@@ -292,6 +293,33 @@ def in_epochs(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     outer.body = [loop]
 
 
+def in_coroutine(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
+    """The loop's function is a coroutine, run to its end where it was called."""
+    if not isinstance(scope, ast.FunctionDef) or scope not in tree.body or scope.decorator_list:
+        raise NotForThis
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == scope.name]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and is_called(node, {scope.name})]
+    inside = {id(node) for node in ast.walk(scope)}
+    if len(calls) != len(named) or any(id(call) in inside for call in calls):
+        raise NotForThis  # it is passed on, or calls itself
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in parts(scope.body)):
+        raise NotForThis
+    for call in calls:
+        made = ast.Call(call.func, call.args, call.keywords)
+        call.func, call.args, call.keywords = ast.parse("asyncio.run", mode="eval").body, [made], []
+    tree.body[tree.body.index(scope)] = ast.AsyncFunctionDef(**dict(ast.iter_fields(scope)))
+    begin_with(tree, "import asyncio")
+
+
+def in_match(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
+    """The block in a case of `match`."""
+    loop, block, step = loop_of(scope)
+    made = ast.parse(f"match {step}.number % 2:\n    case 0 | 1:\n        pass").body[0]
+    assert isinstance(made, ast.Match)
+    made.cases[0].body = [block]
+    loop.body[loop.body.index(block)] = made
+
+
 def _instead(scope: Scope, old: ast.stmt, new: list[ast.stmt]) -> None:
     """Put statements in the place of one, wherever in the scope it stands."""
     for node in parts(scope.body):
@@ -314,6 +342,8 @@ WAYS: tuple[Shape, ...] = (
     step_on_stack,
     step_named_again,
     in_epochs,
+    in_coroutine,
+    in_match,
     around_in_try,
     body_in_try,
     more_contexts,
