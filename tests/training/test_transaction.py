@@ -928,14 +928,15 @@ def test_gradients_that_an_update_has_left_are_told_from_those_of_a_later_backwa
         assert gradients.have_come()
 
 
-def test_code_after_an_undone_block_finds_the_attributes_that_code_above_it_has_set(run: Any) -> None:
+def test_code_after_an_undone_block_finds_what_code_above_it_has_set(run: Any) -> None:
     script = run(plain)
-    net, transaction = script.net, script.transaction
+    net, transaction, group = script.net, script.transaction, script.optimizers[0].param_groups[0]
     net.sections = []
     script.step()
     transaction.begin()
     net.began = 1.0
     net.sections = [*net.sections, "turn"]
+    group["kept"], group["lr"] = group["lr"], 1.0
     transaction.enter_block()
     net.began = 2.0
     net.sections = []
@@ -943,6 +944,9 @@ def test_code_after_an_undone_block_finds_the_attributes_that_code_above_it_has_
     transaction.begin_code_after_undo()
     assert net.began == 1.0
     assert net.sections.pop() == "turn"
+    assert group["lr"] == 1.0
+    group["lr"] = group.pop("kept") * 2
     transaction.undo_code()
+    assert (group["lr"], "kept" in group) == (0.01, False)
     assert not hasattr(net, "began")
     assert net.sections == []

@@ -24,7 +24,6 @@ class StepImages:
         self._slots = state.slots
         self._access = access
         self._attributes = state.attributes
-        self.above = Above(state.attributes)
         self._settings = state.settings
         self._parameter_attributes = ParameterAttributes(state.parameters)
         self._flags = FlagImages(state.parameters, access)
@@ -32,6 +31,7 @@ class StepImages:
         self.optimizers = OptimizerImages(state.optimizers)
         self._everything = {**state.objects, **state.per_rank}
         self._objects = ObjectImages(self._everything)
+        self.above = Above(state.attributes, state.optimizers, self._everything)
         self._is_undone = False  # the newest step, while code after its block may run
 
     def begin(self, *, learning: bool, writes_come_last: bool) -> None:
