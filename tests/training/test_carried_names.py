@@ -70,6 +70,14 @@ SHAPES = {
         ),
         "",
     ),
+    "files that it waits for": (
+        fn(
+            "while not os.path.exists('a'):\n assert b\n time.sleep(0.1)\nif path.exists():\n time.sleep(1)",
+            after="path.touch()",
+            before="import os, pathlib, time\npath = pathlib.Path('best')",
+        ),
+        "",
+    ),
     "library's object, called for an effect": (
         fn("thing.acquire()\nif thing.locked(): b.backward()", before="import threading\nthing = threading.Lock()"),
         "",

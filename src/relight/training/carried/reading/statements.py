@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relight.training.carried.code.refs import Ref, item_of, own_method, part_of
-from relight.training.carried.reading.flow import NOWHERE
+from relight.training.carried.reading.flow import NOWHERE, Use
 from relight.training.carried.reading.syntax import MOST_MEMBERS, known, only_changes_files, union
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Statements:
                 self._reading.value(node.value, into)
                 self._reading.assign(node.target, Ref())
             case ast.If():
-                self._condition(node)
+                effect = self._reading.targets.effect
+                self._condition(node, union([effect(node.body), effect(node.orelse)]))
                 self._branches([node.body, node.orelse], node.test)
             case ast.Match():
                 self._reading.value(node.subject, None)
@@ -59,7 +60,7 @@ class Statements:
             case ast.For() | ast.AsyncFor():
                 self._for(node)
             case ast.While():
-                self._reading.value(node.test, None)
+                self._condition(node, None)
                 self._loop(node.body)
                 self.body(node.orelse)
             case ast.With() | ast.AsyncWith():
@@ -86,10 +87,10 @@ class Statements:
             case _:
                 self._definition(node)
 
-    def _condition(self, node: ast.If) -> None:
-        effect, calls = self._reading.targets.effect, self._reading.calls
+    def _condition(self, node: ast.If | ast.While, use: Use) -> None:
+        calls = self._reading.calls
         calls.is_for_files = only_changes_files([*node.body, *node.orelse])
-        self._reading.value(node.test, union([effect(node.body), effect(node.orelse)]))
+        self._reading.value(node.test, use)
         calls.is_for_files = False
 
     def _definition(self, node: ast.stmt) -> None:

@@ -100,13 +100,13 @@ def changes_files(node: ast.Call, owner: Any) -> bool:
 
 
 def only_changes_files(statements: Sequence[ast.stmt]) -> bool:
-    """Return whether statements do nothing but to change files, and to show something, by the names of their calls."""
+    """Return whether statements only change files, show something, or wait, by the names of their calls."""
     for statement in statements:
         match statement:
-            case ast.Pass() | ast.Expr(value=ast.Constant()):
+            case ast.Pass() | ast.Assert() | ast.Expr(value=ast.Constant()):
                 pass
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name))):
-                if name not in CHANGES_FILES | _IN_FILES | SHOWING:
+                if name not in CHANGES_FILES | _IN_FILES | SHOWING | {"sleep"}:
                     return False
             case ast.With(items=[ast.withitem(context_expr=ast.Call())], body=body):
                 if not only_changes_files(body):
