@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from relight.errors import UsageError
+from relight.script_files import is_user_type
 from relight.training.state.handed.schedulers import shows_attributes
 from relight.training.state.modules.slots import Slots
 from relight.training.state.values.kinds import first_of
@@ -164,12 +165,16 @@ class Identities:
         return self._names.get(id(thing)) or self._zero.owner_of(thing)
 
     def keeps(self, thing: Any, depth: int = 3) -> bool:
-        """True if an object is part of the state, or a container that holds some of it (`optimizer.param_groups`)."""
+        """True if an object is part of the state, or a container that holds some of it (`optimizer.param_groups`).
+
+        One of a class of the script's own (a dict with attributes) is an object of the script that refers to it.
+        """
         if id(thing) in self._parts or isinstance(thing, Optimizer):
             return True
         if isinstance(thing, torch.Tensor):
             return self._slots.holds(thing)
-        if not (depth and isinstance(thing, (dict, list, tuple, set, collections.deque))):
+        is_container = isinstance(thing, (dict, list, tuple, set, collections.deque)) and not is_user_type(type(thing))
+        if not (depth and is_container):
             return False
         return any(self.keeps(member, depth - 1) for member in first_of(thing, _MAX_MEMBERS))
 
