@@ -1,7 +1,5 @@
 """Everything lies in a dict with attributes, also a function whose closure counts, and the step's batch."""
 
-import collections
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,14 +17,14 @@ class Run(dict):
 
 
 def make_weigher(classes):
-    counts = collections.Counter()
+    seen = [1] * classes
 
     def weigh(labels):
-        counts.update(labels.tolist())
-        total = sum(counts.values())
-        return torch.tensor([total / (classes * max(1, counts[c])) for c in range(classes)])
+        for label in labels.tolist():
+            seen[label] += 1
+        return len(labels) / torch.tensor(seen)
 
-    weigh.counts = counts
+    weigh.seen = seen
     return weigh
 
 
@@ -42,17 +40,16 @@ def main():
     run.training = relight.Training(
         model=run.model, optimizer=run.optimizer, data=DataLoader(data, batch_size=4, sampler=sampler)
     )
-    run.weigh, run.total, run.seen = make_weigher(3), 0, []
+    run.weigh, run.total, run.totals = make_weigher(3), 0, []
     for step in run.training.steps(until=15):
         with step as (run.inputs, run.labels):
             run.optimizer.zero_grad()
             loss = F.cross_entropy(run.model(run.inputs), run.labels, weight=run.weigh(run.labels))
             (loss * (1 + 0.01 * run.total)).backward()
             run.total += 1
-            run.seen.append(run.total)
+            run.totals.append(run.total)
             run.optimizer.step()
-    counts = sorted(run.weigh.counts.items())
-    finish(run.job, model=run.model, optimizer=run.optimizer, counts=counts, seen=run.seen)
+    finish(run.job, model=run.model, optimizer=run.optimizer, seen=run.weigh.seen, totals=run.totals)
 
 
 main()

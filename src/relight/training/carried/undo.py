@@ -46,7 +46,7 @@ class Undo:
             one.mark = one.kept if is_kept else self._catalog.mark_of(one.spot.get(), one)
 
     def enter_block(self) -> None:
-        """Remember what code above the block has changed, except tensors: code after the block takes any values."""
+        """Remember what code above the block has changed, except tensors, by which code after it does not go."""
         self._spots.frames.forget()
         for one in self._kept.values():
             if not one.is_of_data and _may_count(one.mark) and changed(one.mark, value := one.spot.get()):
@@ -61,7 +61,7 @@ class Undo:
         self._spots.frames.forget()
         self._catalog.notice(between=False)
         self._catalog.unrepeatable.roll_back()
-        self._put_back(self._kept.values(), self._at_entry)
+        self.put_back(self._kept.values(), self._at_entry)
         lasting = [(one.key, one.mark) for one in self._kept.values() if not (one.is_of_data or self._is_undone(one))]
         lasting += self._put_back_left_out()
         self._at_entry.clear()
@@ -70,16 +70,14 @@ class Undo:
         self._lasting = list({id(getattr(mark, "value", mark)): key for key, mark in reversed(lasting)}.values())
         return _of_lasting(self._lasting)
 
-    def put_back(self, those: Iterable[Kept]) -> None:
-        """Put back to their values of the turn."""
-        self._put_back(those, {})
-
-    def _put_back(self, those: Iterable[Kept], at_entry: Mapping[str, Any]) -> None:
+    def put_back(self, those: Iterable[Kept], marks: Mapping[str, Any] | None = None) -> None:
+        """Make places what they were when the loop asked for the step, or what other `marks` say, by key."""
+        marks = marks or {}
         self._spots.frames.forget()
         self._catalog.follow_parts()
         for one in those:
             now = one.spot.get()
-            mark = at_entry.get(one.key, one.mark)
+            mark = marks.get(one.key, one.mark)
             if not one.is_of_data and changed(mark, now):
                 value = put_back(mark)
                 if value is not now:

@@ -8,28 +8,28 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from relight.training.state.handed.schedulers import own_state_dict
+from relight.script_files import is_user_type
 from relight.training.state.modules.attributes import AttributeLog
-from relight.training.state.modules.plain_values import plain_bytes
+from relight.training.state.modules.plain_values import EXCERPT_BYTES, plain_bytes
 from relight.training.state.values.kinds import PLAIN
 
 _GONE = object()  # no value
-_OF_TORCH = (LRScheduler, torch.amp.GradScaler)  # which code above the block does not take apart
 
 
 class Above:
-    """Remembers plain values, as the block begins: of modules, of parameter groups, of objects with a `state_dict`."""
+    """Remembers small plain values, as the block begins.
+
+    They are attributes of modules, values in parameter groups, and the `state_dict` of objects of the script's own.
+    """
 
     def __init__(
         self, attributes: AttributeLog, optimizers: Mapping[str, Optimizer], objects: Mapping[str, Any]
     ) -> None:
         self._attributes, self._optimizers = attributes, optimizers
-        self._objects = [thing for thing in objects.values() if not isinstance(thing, _OF_TORCH)]
+        self._objects = [thing for thing in objects.values() if is_user_type(type(thing))]
         self._set: list[tuple[nn.Module, str, Any]] = []
         self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._states: list[tuple[Any, Any]] = []
@@ -41,10 +41,11 @@ class Above:
         self._set = []
         for module, name in self._attributes.changed():
             value = vars(module).get(name, _GONE)
-            if value is _GONE or plain_bytes(value) is not None:
+            if value is _GONE or _is_small(value):
                 self._set.append((module, name, copy.deepcopy(value) if value is not _GONE else _GONE))
-        states = [(thing, own_state_dict(thing)) for thing in self._objects]
-        self._states = [(thing, copy.deepcopy(state)) for thing, state in states if plain_bytes(state) is not None]
+        states = [(thing, thing.state_dict()) for thing in self._objects]
+        self._states = [(thing, copy.deepcopy(state)) for thing, state in states if _is_small(state)]
+        self._objects = [thing for thing, _ in self._states]  # what is large is not asked again
 
     def repeat(self) -> None:
         """Set them again, after the step was undone: in objects of their own, as the others must stay as they are."""
@@ -60,6 +61,10 @@ class Above:
         for thing, state in self._states:
             thing.load_state_dict(state)
         self._set, self._groups, self._states = [], [], []
+
+
+def _is_small(value: Any) -> bool:
+    return plain_bytes(value, EXCERPT_BYTES) is not None
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:

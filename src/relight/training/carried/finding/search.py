@@ -14,8 +14,8 @@ from relight.training.carried.code.source import short
 from relight.training.carried.finding import refusals
 from relight.training.carried.finding.catalog import Catalog, holder_in_data
 from relight.training.carried.finding.places import key_of
-from relight.training.carried.finding.spots.files import ASKED_FOR
 from relight.training.carried.finding.spots.spot import MISSING
+from relight.training.carried.reading.flow import ASKED_FOR
 from relight.training.carried.reading.hooks import made_in
 from relight.training.carried.reading.names import Found, Names, names_of
 from relight.training.carried.values.parts import is_part

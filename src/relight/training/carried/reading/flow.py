@@ -11,7 +11,8 @@ from relight.transfer.io.codec import local_part
 
 Use = frozenset[Key] | None  # what a value that is read goes into; None: something that has an effect
 NOWHERE: Use = frozenset()  # it is only shown, or thrown away
-FILES = Ref(("files", 0, ""), None, (("setting", "", "files that steps ask for"),))
+ASKED_FOR = "files that steps ask for"  # a place like a variable's, for whether they exist
+FILES = Ref(("files", 0, ""), None, (("setting", "", ASKED_FOR),))
 _DEEPEST, _MOST = 3, 64  # of containers that are looked into
 State = set[Key] | None  # what was written on every way that leads here; None: no way does
 

@@ -21,14 +21,14 @@ from relight.training.torch_private.tensors import version_of
 from relight.transfer.io.codec import local_part
 
 
-class Mark(NamedTuple):
+class GradientMark(NamedTuple):
     """The identity of a gradient: a reference, which keeps no memory and is one for a gradient, and its version."""
 
     gradient: Any  # None: there is none
     version: int
 
 
-_NO_MARK = Mark(None, 0)
+_NO_MARK = GradientMark(None, 0)
 
 
 class Gradients:
@@ -59,9 +59,9 @@ class Gradients:
         self._scalers = [thing for thing in objects.values() if isinstance(thing, torch.amp.GradScaler)]
         # Whether they were None, not zeros, when the step under way started; also those of `per_rank` modules.
         self.to_none = self._own_to_none = True
-        self._left: list[Mark] = []  # of those that were there then
-        self._found: dict[int, Mark] = {}  # by `id` of parameters, those that were there then and are not known as zero
-        self._zeros: dict[int, Mark] = {}  # as `zero_grad` left them
+        self._left: list[GradientMark] = []  # of those that were there then
+        self._found: dict[int, GradientMark] = {}  # those that were there then, unless known as zero; by `id`
+        self._zeros: dict[int, GradientMark] = {}  # as `zero_grad` left them
         self._are_cleared = True  # by a recovery, since the last step
         self.thrown: set[int] = set()  # by `id`, parameters of `_found` whose gradients a recovery threw away
         self._notes_each = False
@@ -76,7 +76,7 @@ class Gradients:
         first = next(iter(self._parameters), None)
         self.to_none = first is None or first.grad is None
         self._own_to_none = not self._own or self._own[0].grad is None
-        marks = marks_of(self._parameters)
+        marks = _marks_of(self._parameters)
         self._left = [] if self.to_none else marks
         self._found = {} if self._are_cleared else self._not_zero(marks)
         self._are_cleared = False
@@ -115,7 +115,7 @@ class Gradients:
 
         Many scripts call `zero_grad` at the head of a step, before its backward pass.
         """
-        marks = zip(self._left, marks_of(self._parameters), strict=False)
+        marks = zip(self._left, _marks_of(self._parameters), strict=False)
         if self._left and all(before is now and old == new for (before, old), (now, new) in marks):
             return False
         return self.are_waiting()
@@ -123,7 +123,7 @@ class Gradients:
     def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
         """The script has just made the gradients of these zeros."""
         parameters = list(parameters)
-        self._zeros |= {id(one): mark for one, mark in zip(parameters, marks_of(parameters), strict=True)}
+        self._zeros |= {id(one): mark for one, mark in zip(parameters, _marks_of(parameters), strict=True)}
 
     def added_to(self, parameters: Iterable[torch.Tensor]) -> set[int] | None:
         """Return, by `id`, those of these parameters whose gradients of earlier steps this step has added to.
@@ -185,7 +185,7 @@ class Gradients:
     def _others(self) -> Iterator[torch.Tensor]:
         return (one for one in self._parameters if id(one) not in self._updated and one.is_leaf)
 
-    def _not_zero(self, marks: list[Mark]) -> dict[int, Mark]:
+    def _not_zero(self, marks: list[GradientMark]) -> dict[int, GradientMark]:
         numbered = zip(map(id, self._parameters), marks, strict=True)
         return {
             number: mark for number, mark in numbered if mark.gradient is not None and mark != self._zeros.get(number)
@@ -207,10 +207,10 @@ class Gradients:
                 parameter.grad = None if self._own_to_none else torch.zeros_like(parameter.grad)
 
 
-def marks_of(parameters: Iterable[torch.Tensor]) -> list[Mark]:
+def _marks_of(parameters: Iterable[torch.Tensor]) -> list[GradientMark]:
     """Return what the gradient of each parameter is known by."""
     gradients = (p.grad if p.is_leaf else None for p in parameters)
-    return [_NO_MARK if g is None else Mark(weakref.ref(g), version_of(g)) for g in gradients]
+    return [_NO_MARK if g is None else GradientMark(weakref.ref(g), version_of(g)) for g in gradients]
 
 
 def have_gradients(parameters: Iterable[torch.Tensor]) -> bool:

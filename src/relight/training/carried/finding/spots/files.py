@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from relight.script_files import is_script_file
+from relight.training.carried.reading.flow import ASKED_FOR
 
 _PYTHON = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
 _PACKAGES = tuple(sysconfig.get_path(name) + "/" for name in ("purelib", "platlib"))
@@ -23,7 +24,6 @@ _DOUBT = (
     "with a step, and a replacement finds it as it is. Keep such values in a variable. training.carry(ignore=(...,)) "
     "with the file's name says that no step depends on it"
 )
-ASKED_FOR = "files that steps ask for"
 ASKED_FOR_KEY = f"setting\x1f\x1f{ASKED_FOR}"  # of its place
 _INSTEAD = (
     "Let a variable say what was saved, which is set inside the block. "

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.training.carried.code.refs import Place
-from relight.training.carried.finding.spots.files import ASKED_FOR, Files
+from relight.training.carried.finding.spots.files import Files
 from relight.training.carried.finding.spots.spot import MISSING, FunctionSpot, Spot
+from relight.training.carried.reading.flow import ASKED_FOR
 from relight.training.state.torch_settings import SETTINGS, of_thread
 from relight.training.torch_private.tensors import print_options, set_print_options
 
