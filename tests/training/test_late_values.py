@@ -8,11 +8,13 @@ import torch
 
 from relight.training.carried.finding.kept import Kept
 from relight.training.carried.finding.spots.spot import DictSpot
-from relight.training.carried.late_values import offered, taken
+from relight.training.carried.late_values import offered, taken, taken_in_part
 from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts
 from relight.training.carried.values.trees.reader import Reader
+from relight.training.carried.values.trees.words import TAG
 from relight.training.carried.values.trees.writer import Writer
+from relight.training.state.values.late import changed_likewise
 
 PART = torch.ones(2)
 
@@ -87,3 +89,47 @@ def test_what_shares_an_object_with_another_is_not_offered() -> None:
 def test_a_name_that_is_gone_is_not_offered() -> None:
     assert not changed_to({"a": 1}, {})
     assert not offered(None, {}, NoParts())
+
+
+def test_of_values_that_differ_the_change_alone_is_taken() -> None:
+    ended: dict[str, Any] = {"started": None, "runs": 4, "open": [], "name": "b"}
+    timer = {"started": 1.5, "runs": 3, "open": ["a"], "name": "b"}
+    offer = changed_to({"timer": {**timer, "started": 2.5}}, {"timer": ended})
+    own = captured({"timer": timer}, unsettled=["timer"])
+    assert not taken(own, offer)
+    assert values(taken_in_part(own, offer)) == {"timer": ended}
+    assert not taken_in_part(captured({"timer": timer}), offer)
+
+
+def test_of_values_that_differ_those_stay_that_each_rank_computes() -> None:
+    offer = changed_to({"sum": 2.5, "seen": [1]}, {"sum": 4.0, "seen": [1, 7]})
+    assert not taken_in_part(captured({"sum": 1.5, "seen": [2]}, unsettled=["sum", "seen"]), offer)
+    both = captured({"sum": 2.5, "seen": [2]}, unsettled=["sum", "seen"])
+    assert values(taken(both, offer)) == {"sum": 4.0}
+    assert not taken_in_part(both, offer)
+
+
+@pytest.mark.parametrize(
+    ("own", "before", "now", "expected"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, {"a": 3, "c": 4}, {"a": 3, "b": 2, "c": 4}),
+        ({"a": 1, "b": 2}, {"a": 9, "b": 3}, {"b": 4}, {"b": 2}),
+        ([1, 2], [1, 3], [5, 0], [5, 0]),
+        ([1, 2], [1, 3], [5, 6, 7], [1, 2]),
+        ((1, 2.0), (2, 2.0), (2, 3.0), (1, 3.0)),
+        (True, False, True, True),
+        (-0.0, 0.0, 1.0, -0.0),
+    ],
+)
+def test_changed_likewise(own: Any, before: Any, now: Any, expected: Any) -> None:
+    found = changed_likewise(own, before, now)
+    assert repr(found) == repr(expected)
+
+
+def test_values_as_the_loop_asked_for_a_step_that_was_undone() -> None:
+    before = {"running": 1.0, "total": 3, "gone": 1, "log": [1]}
+    places = {key: Kept(key, key, "", DictSpot({**before}, key), feeds=True, late=True) for key in before}
+    kept, again = captured(before, unsettled=[*before]), captured({"running": None, "total": 4, "log": [2]})
+    again["names"]["log"] = {TAG: "new", "v": again["names"]["log"]}
+    offer = offered(kept, places, OnePart(), again)
+    assert values(taken(captured(before, lacking=[*before]), offer)) == {"running": None, "total": 4, "log": [2]}

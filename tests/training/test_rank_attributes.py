@@ -16,7 +16,7 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = 1.0
+        self.scale: float | None = 1.0
 
 
 class Rank:
@@ -59,7 +59,7 @@ def replace(survivor: Rank, kept: Mapping[str, object]) -> Rank:
     return replacement
 
 
-def step_and_change(rank: Rank, scale: float) -> dict[str, object]:
+def step_and_change(rank: Rank, scale: float | None) -> dict[str, object]:
     """Run a step, then code between steps; return what was kept between the two."""
     rank.log.install()
     rank.begin()
@@ -94,6 +94,18 @@ def test_values_that_differ_are_the_ranks_own_and_told(survivor: Rank) -> None:
     assert "net//scale" in (replacement.attributes.lost([PATH]) or "")
     assert replacement.attributes.lost(None) is None  # kept again by the rank itself, after that code
     assert replacement.attributes.lost(["net//other"]) is not None  # such code changes it there alone
+
+
+def test_of_values_that_differ_what_code_between_steps_has_ended_is_ended(survivor: Rank) -> None:
+    step_and_change(survivor, 2.0)
+    number = survivor.attributes.number()
+    survivor.attributes.compare(number, 2 * number + 1, 2)
+    step_and_change(survivor, None)
+
+    replacement = replace(survivor, {PATH: 2.5})
+
+    assert replacement.net.scale is None
+    assert "net//scale" in (replacement.attributes.lost([PATH]) or "")
 
 
 def test_values_that_turn_out_to_differ_later_are_told(survivor: Rank) -> None:

@@ -185,6 +185,18 @@ def test_learning_rate_and_objects_travel() -> None:
     assert other_counter.count == 9
 
 
+@pytest.mark.parametrize("is_kept_again", [False, True])
+def test_objects_of_a_lost_rank_that_code_after_the_block_has_changed_elsewhere(is_kept_again: bool) -> None:
+    lost, survivor, replacement = Counter(), Counter(), Counter()
+    states = [TrackedState({"model": Net()}, {}, {}, {"counter": one}) for one in (lost, survivor, replacement)]
+    lost.count = survivor.count = 3
+    kept, others = (decode_tree(encode_tree(state.rank_private.tree(), "private")) for state in states[:2])
+    survivor.count = 0
+    late = states[1].rank_private.late_objects(others["per_rank"])
+    states[2].rank_private.adopt(kept if is_kept_again else {**kept, "late": [[], []]}, late)
+    assert replacement.count == (3 if is_kept_again else 0)
+
+
 def test_buffers_that_change_in_forward_become_private_and_others_do_not() -> None:
     _, _, state = make(1, steps=1)
     names = {name for _, name in state.rank_private.buffers}

@@ -12,9 +12,8 @@ from relight.training.carried.finding.kept import NEVER, UNSETTLED
 from relight.training.carried.finding.places import place_of
 from relight.training.carried.finding.spots.files import ASKED_FOR_KEY, NOT_MADE
 from relight.training.carried.finding.spots.spot import MISSING
-from relight.training.carried.succession import MISSING_TREE
 from relight.training.carried.values.trees.reader import Reader
-from relight.training.carried.values.trees.words import Unsupported
+from relight.training.carried.values.trees.words import MISSING_TREE, Unsupported
 
 _NOT_HERE = (
     "{name}: carried by the script, and this process cannot get it: {what}. Make what it stands for before "
@@ -56,14 +55,19 @@ class Adoption:
         return self._pending is not None
 
     def adopt(
-        self, tree: dict[str, Any] | None, noticed: Mapping[str, int], version: int, taken: dict[str, Any]
+        self,
+        tree: dict[str, Any] | None,
+        noticed: Mapping[str, int],
+        version: int,
+        taken: dict[str, Any],
+        in_part: dict[str, Any],
     ) -> str | None:
-        """Values to be put in at the next turn; see `Carried.adopt`. `taken`: newer trees of some of them.
+        """Values to be put in at the next turn; see `Carried.adopt`. `taken`, `in_part`: newer trees of some of them.
 
         Returns why equal bits cannot be vouched for.
         """
         self._catalog.unrepeatable.forget_results()
-        self._pending, self._taken = tree or None, taken
+        self._pending, self._taken = tree or None, {**taken, **in_part}
         self._moving = [key for key, number in noticed.items() if number < 0]
         known = {*tree["names"], *tree["of_calls"]} if tree else set()
         last = last_compared_by_all(version)

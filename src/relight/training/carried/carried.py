@@ -14,7 +14,7 @@ from relight.training.carried.doubts import Doubts
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.search import Search
 from relight.training.carried.finding.spots.spot import is_empty
-from relight.training.carried.late_values import taken
+from relight.training.carried.late_values import taken, taken_in_part
 from relight.training.carried.rank_values import RankValues
 from relight.training.carried.succession import Keeper
 from relight.training.carried.undo import Undo
@@ -68,7 +68,7 @@ class Carried:
         self.rank_values = RankValues(self._catalog)
         self._missed = False  # the first values are those at the entry of the first step
         self._in_step = False
-        self._again = False  # the last step was rolled back
+        self.is_undone = False  # the last step was rolled back, and the loop has not asked for it again
         self._looks = 0
 
     def declare(self, *things: Any, ignore: Sequence[str] = ()) -> None:
@@ -98,13 +98,13 @@ class Carried:
         if self._catalog.is_idle and not self._adoption.is_pending and not self.rank_values.is_pending:
             return None
         self._loop.look_at(frame)
-        doubt, was_undone = None, self._again
-        if self._again:
+        doubt, was_undone = None, self.is_undone
+        if self.is_undone:
             self._undo.put_back(self._kept.values())  # code between steps came after a step that does not count
             missed = self._missed and not self._adoption.is_pending and self._loop.computes_above
             if missed and self.decides and not self._spots.shown:  # an integration's loop has nothing above its block
                 doubt = _MISSED.format(names=", ".join(self.names))
-            self._again = False
+            self.is_undone = False
         if self._adoption.is_pending:
             self._put_in()
         if self.rank_values.is_pending:
@@ -149,7 +149,7 @@ class Carried:
     def commit(self) -> None:
         """The step counts."""
         self._in_step = False
-        self._again = self._missed = False
+        self.is_undone = self._missed = False
         self._catalog.comparison.commit()
         self.rank_values.forget_look()
         self._spots.frames.forget()
@@ -161,7 +161,7 @@ class Carried:
         """
         if not self._in_step:
             return None
-        self._in_step, self._again = False, True
+        self._in_step, self.is_undone = False, True
         lasting = self._undo.roll_back()
         self.keeper.roll_back()
         return lasting
@@ -227,7 +227,7 @@ class Carried:
         noticed = dict(noticed or {})
         self._spots.settings.files.adopt(noticed.pop(SINCE, 0))
         doubt = self._undo.doubt({*tree["names"], *tree["of_calls"]} if tree else ())
-        return self._adoption.adopt(tree, noticed, at, taken(tree, late)) or doubt
+        return self._adoption.adopt(tree, noticed, at, taken(tree, late), taken_in_part(tree, late)) or doubt
 
     # --- what others ask ---------------------------------------------------------------------------------------
     def look(self) -> int:

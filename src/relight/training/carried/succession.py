@@ -24,7 +24,7 @@ from relight.training.carried.finding.told.orders import keeps_its_order, only_g
 from relight.training.carried.late_values import offered
 from relight.training.carried.values.parts import is_part
 from relight.training.carried.values.trees.sizes import has_tensors, keys_of, leaves_of, size_of, tensor_bytes
-from relight.training.carried.values.trees.words import TAG, Unsupported
+from relight.training.carried.values.trees.words import MISSING_TREE, Unsupported
 from relight.training.carried.values.trees.writer import Writer
 from relight.training.state.values.kinds import kind_of
 from relight.training.state.values.marks import changed
@@ -37,7 +37,6 @@ _MOVED = (
     "or in the step after it: what it leaves may show older values. Change them before the write; values that are only "
     "shown survive with step.report(...) and training.log_to(...)"
 )
-MISSING_TREE = {TAG: "missing"}
 _Trees = tuple[list[str], Any, Any]  # keys, and trees of values by these; apart: those of functions that the loop calls
 _CONTAINERS = frozenset({"list", "tuple", "dict", "set", "deque", "object"})  # may lead to other objects
 
@@ -89,10 +88,13 @@ class Keeper:
         """True if code may change after the barrier what was captured there."""
         return self._was_unsettled
 
-    def late_values(self, captured: Mapping[str, Any] | None) -> bytes:
-        """Return what code may have changed since it was `captured` at the barrier, for `Carried.adopt` elsewhere."""
+    def late_values(self, captured: Mapping[str, Any] | None, again: Mapping[str, Any] | None = None) -> bytes:
+        """Return what code may have changed since it was `captured` at the barrier, for `Carried.adopt` elsewhere.
+
+        `again`: captured as the loop asked for the next step, if that has been undone.
+        """
         self._catalog.loop.spots.frames.forget()
-        found = offered(captured, self._kept, self._catalog.parts)
+        found = offered(captured, self._kept, self._catalog.parts, again)
         self._catalog.loop.spots.frames.forget()
         return found
 

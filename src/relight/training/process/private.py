@@ -38,7 +38,8 @@ class PrivateState:
         self._reports = reports
         self._buffers = TensorTable("buffers")
         self._is_moved = False  # by code between two steps, since it was kept
-        self._unsettled: tuple[int, bytes] = -1, NO_PRIVATE  # version, and what was kept of it: code may change that
+        # Kept at the last two barriers, by version, and code may have changed it since. The last step may be undone.
+        self._unsettled: dict[int, bytes] = {}
 
     def keep(self, version: int, *, early: bool = False, between: bool = False) -> None:
         """As it is now, as that of `version`.
@@ -64,7 +65,9 @@ class PrivateState:
                 tree["late"] = self._state.rank_private.late
             payload = encode_tree(tree, "rank-private state")
         if not between:
-            self._unsettled = version, payload if self._carried.keeper.is_unsettled else NO_PRIVATE
+            is_unsettled = self._carried.keeper.is_unsettled or self._state.rank_private.has_objects
+            before = {version - 1: self._unsettled[version - 1]} if version - 1 in self._unsettled else {}
+            self._unsettled = {**before, **({version: payload} if is_unsettled else {})}
         self._runtime.page.write_private(version, payload)
 
     def may_keep_again(self) -> bool:
@@ -88,10 +91,15 @@ class PrivateState:
         """Return facts for the replacement of another rank: see `Carried.noticed`."""
         return self._carried.noticed()
 
-    def late_values(self, version: int) -> bytes:
+    def late_values(self, version: int) -> dict[str, bytes]:
         """Return what code has changed since it was kept as that of `version`: see `late_values.py`."""
-        kept_version, payload = self._unsettled
-        return self._carried.keeper.late_values(decode_tree(payload).get("carried")) if kept_version == version else b""
+        if (payload := self._unsettled.get(version)) is None:
+            return {}
+        tree = decode_tree(payload)
+        kept = self._runtime.page.read_private(version) if self._carried.is_undone else None
+        again = decode_tree(kept).get("carried") if kept is not None else None
+        of_script = self._carried.keeper.late_values(tree.get("carried"), again)
+        return {"late": of_script, "late_objects": self._state.rank_private.late_objects(tree["per_rank"])}
 
     def adopt(self, tree: dict[str, Any], version: int, meta: Mapping[str, Any] | None = None) -> None:
         """Be that of a predecessor, but for its place in the data: `Batches.take_over` and `restore`.
@@ -99,7 +107,7 @@ class PrivateState:
         `meta`: what describes the state that came with it, from another rank.
         """
         meta = meta or {}
-        self._state.rank_private.adopt(tree)
+        self._state.rank_private.adopt(tree, meta.get("late_objects", b""))
         carried = self._carried.adopt(tree.get("carried"), meta.get("noticed"), version, meta.get("late", b""))
         doubts = [carried, self._state.rank_private.missed(tree)]
         for doubt in (*doubts, *self._state.rank_private.lost(tree.get("late"))):

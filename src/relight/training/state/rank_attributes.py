@@ -12,6 +12,7 @@ from typing import Any
 import xxhash
 
 from relight.training.state.modules.attributes import AttributeLog
+from relight.training.state.values.late import changed_likewise
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 _MOVED = (
@@ -79,6 +80,7 @@ class RankAttributes:
         self._before: tuple[dict[str, Any], bytes] | None = None  # the same before the barrier of the step under way
         self._has_begun = False  # with the values of another process, and has been at no barrier since
         self._copied: dict[str, Any] = {}  # values of another rank, until those of the lost one come
+        self._copied_before: dict[str, Any] = {}  # what they were before the newest code between steps changed them
 
     # --- a step -------------------------------------------------------------------------------------------------
     def see_code(self, version: int) -> bool:
@@ -123,26 +125,35 @@ class RankAttributes:
     # --- copies -------------------------------------------------------------------------------------------------
     def describe(self) -> dict[str, Any]:
         """Return them for a copy of the state, with what is known of other ranks' and of code between steps."""
-        values = _encode(self._log.private()).hex()
-        return {"values": values, "differ": self.differ, "late_changes": self.late_changes.describe()}
+        values, newest = _encode(self._log.private()).hex(), self.late_changes.newest
+        before = _encode({path: self._kept[path] for path in newest if path in self._kept}).hex()
+        late = self.late_changes.describe()
+        return {"values": values, "before": before, "differ": self.differ, "late_changes": late}
 
     def adopt_copy(self, described: Mapping[str, Any]) -> None:
         """Take on what `describe` returned where the state was copied, for a rank whose own attributes are lost."""
         self.differ, self._has_begun = described["differ"], True
         self.late_changes.adopt(described["late_changes"])
         self._copied = decode_tree(bytes.fromhex(described["values"]))
+        self._copied_before = decode_tree(bytes.fromhex(described["before"])) if "before" in described else {}
         self._log.adopt(self._copied)
 
-    def take_over(self, tree: Mapping[str, Any], *, guessed: bool = False) -> None:
+    def take_over(self, tree: Mapping[str, Any], *, guessed: bool = False, is_late: bool = True) -> None:
         """Take on the values of the rank that this process replaces, after `adopt_copy` of another rank's.
 
-        `guessed`: what was lost had itself begun with values of another rank.
+        Args:
+            tree: these values.
+            guessed: whether what was lost had itself begun with values of another rank.
+            is_late: whether code between two steps may have changed them since they were kept.
         """
         others, self._copied = self._copied, {}
         if self.differ:
             first = self._log.first(others.keys() - tree.keys() - {*self.late_changes.newest})  # no step changed them
             self.is_a_guess = not {*others, *self.late_changes.newest} <= first.keys() | tree.keys()
-            self._log.adopt({**first, **tree})
+            newest = {*self.late_changes.newest} if is_late else set()
+            both = newest & tree.keys() & self._copied_before.keys() & others.keys()
+            newer = {path: changed_likewise(tree[path], self._copied_before[path], others[path]) for path in both}
+            self._log.adopt({**first, **tree, **newer})
         else:
             self.is_a_guess = any(
                 path not in tree or _encode(tree[path]) != _encode(value) for path, value in others.items()

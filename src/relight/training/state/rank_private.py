@@ -77,21 +77,27 @@ class RankPrivate:
             tree["guessed"] = self._rank_attributes.is_a_guess  # so is what a replacement has of this rank
         return tree
 
-    def adopt(self, tree: dict[str, Any]) -> None:
-        """Take on `tree`, made on this rank before the write that completed the version. The replica comes first."""
+    def adopt(self, tree: dict[str, Any], late: bytes = b"") -> None:
+        """Take on `tree`, made on this rank before the write that completed the version. The replica comes first.
+
+        `late`: what code has changed since then in the objects of another rank, by `late_objects`. None is left
+        out if this rank had kept it again after that code.
+        """
         with torch.no_grad():
             for path, tensor in tree["buffers"].items():
                 owner, name = path.split("/", 1)
                 self._slots.set((owner, name), tensor)
             self._averages.repeat(tree.get("averages", {}), self.buffers)
-        objects.load(self._handed.per_rank, tree["per_rank"], self._handed)
+        own = tree["per_rank"] if tree.get("late") is None else objects.with_changes(tree["per_rank"], late)
+        objects.load(self._handed.per_rank, own, self._handed)
         self._keep_objects()
         for name, numbers in tree.get("numbers", {}).items():
             self.with_own_numbers.add(name)
             parameters = parameters_of(self._handed.optimizers[name])
             for index, own in numbers.items():
                 state_of(self._handed.optimizers[name])[parameters[index]].update(own)
-        self._rank_attributes.take_over(tree.get("attributes", {}), guessed=tree.get("guessed", False))
+        guessed, is_late = tree.get("guessed", False), tree.get("late") is not None
+        self._rank_attributes.take_over(tree.get("attributes", {}), guessed=guessed, is_late=is_late)
 
     @contextmanager
     def including(self, buffers: set[Key], *, numbers: bool) -> Iterator[None]:
@@ -104,6 +110,10 @@ class RankPrivate:
             yield
         finally:
             self.buffers, self.with_own_numbers = known
+
+    def late_objects(self, kept: Mapping[str, Any]) -> bytes:
+        """Return what code has changed in the objects since they were `kept` at the barrier, for `adopt` elsewhere."""
+        return objects.changes(kept, objects.trees_of(self._handed.per_rank, self._handed))
 
     def _keep_objects(self) -> dict[str, Any]:
         trees = objects.trees_of(self._handed.per_rank, self._handed)
@@ -247,6 +257,11 @@ class RankPrivate:
         self._averages.copied = {(owner, name) for owner, name, *copied in named if copied}
 
     # --- whether there is any ---------------------------------------------------------------------------------------
+    @property
+    def has_objects(self) -> bool:
+        """True if the script has handed over objects that differ between ranks."""
+        return bool(self._handed.per_rank)
+
     @property
     def exists(self) -> bool:
         """True if this rank has anything that other ranks do not have."""

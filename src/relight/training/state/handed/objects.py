@@ -9,9 +9,12 @@ from typing import Any
 
 from relight.training.state.handed.handed import Handed
 from relight.training.state.handed.schedulers import own_state_dict
+from relight.training.state.values.late import changed_likewise
 from relight.training.torch_private.distributed.divided import describe_division, make_divided
 from relight.training.torch_private.distributed.mesh import is_distributed
+from relight.transfer.io.codec import decode_tree, encode_tree
 
+_MOST_BYTES = 2**20  # of each object of which changes are passed on
 _DIVIDED, _PART = "\x01divided", "\x01part"
 
 
@@ -30,6 +33,22 @@ def load(objects: Mapping[str, Any], trees: Mapping[str, Any], handed: Handed) -
     for name, tree in trees.items():
         state = _each(tree, lambda one: type(one) is dict and _DIVIDED in one, made) if handed.is_divided else tree
         objects[name].load_state_dict(state)
+
+
+def changes(kept: Mapping[str, Any], now: Mapping[str, Any]) -> bytes:
+    """Return, for `with_changes`, those trees that were kept otherwise than they are now: both, for each."""
+    pairs = {name: [encode_tree(tree, name), encode_tree(now[name], name)] for name, tree in kept.items()}
+    found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and len(pair[1]) <= _MOST_BYTES}
+    return encode_tree(found, "changed objects") if found else b""
+
+
+def with_changes(own: Mapping[str, Any], changed: bytes) -> dict[str, Any]:
+    """Return the trees that a rank had kept, with what code has changed in those of another one, by `changes`."""
+    pairs = decode_tree(changed) if changed else {}
+    return {
+        name: changed_likewise(tree, *map(decode_tree, pairs[name])) if name in pairs else tree
+        for name, tree in own.items()
+    }
 
 
 def _described(tensor: Any) -> dict[str, Any]:

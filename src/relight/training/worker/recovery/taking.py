@@ -115,7 +115,7 @@ class StateTaking:
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
         worker, order, work = self._worker, self._order, self.work
         meta = work.meta or self._state.describe(worker.lineage, worker.until)
-        meta = {**meta, "noticed": self._private.noticed(), "late": self._private.late_values(order.target)}
+        meta = {**meta, "noticed": self._private.noticed(), **self._private.late_values(order.target)}
         offer = Offer(order.generation, order.target, meta, self._state.replica.flat())
         self._runtime.restores.server.offer(offer)
         if order.tier is FallbackTier.REPLICA:

@@ -3,6 +3,7 @@
 from typing import Any
 
 TAG = "\x01"
+MISSING_TREE = {TAG: "missing"}  # of a place that has no value
 
 
 class Unsupported(Exception):
