@@ -70,6 +70,48 @@ SHAPES = {
         ),
         "",
     ),
+    "files that it opens, or else goes on without": (
+        fn(
+            "try:\n b = b * torch.load(path)\nexcept FileNotFoundError:\n pass\nb.backward()",
+            after="if step.committed:\n torch.save(b, path) #w",
+            before="import torch\npath = 'best'",
+        ),
+        "files that steps ask for",
+    ),
+    "files that it reads, or else anything": (
+        fn(
+            "try:\n with open(path) as file: b = b * float(file.read())\nexcept:\n b = b * 2\nb.backward()",
+            after="if step.committed:\n os.rename(path, 'old') #w",
+            before="import os\npath = 'best'",
+        ),
+        "files that steps ask for",
+    ),
+    "files that it lists": (
+        fn(
+            "b = b * len(glob.glob('*.pt'))\nb.backward()",
+            after="if step.committed:\n shutil.move('a.pt', 'b') #w",
+            before="import glob, shutil",
+        ),
+        "files that steps ask for",
+    ),
+    "files that it lists, to keep the newest": (
+        fn(
+            "b.backward()",
+            after="torch.save(b, 'a.pt')\nold = sorted(glob.glob('*.pt'))\nif len(old) > 3:\n for one in old[:-3]:\n"
+            "  os.remove(one)\nwhile len(old) > 3:\n old.pop(0).unlink()\n"
+            "for one in sorted(root.iterdir())[:-3]:\n one.unlink()\nshutil.rmtree(old[0])",
+            before="import glob, os, pathlib, shutil, torch\nroot = pathlib.Path('.')",
+        ),
+        "",
+    ),
+    "files that it removes if they are there, or saves if it can": (
+        fn(
+            "try:\n os.remove('a')\nexcept FileNotFoundError:\n pass\ntry:\n torch.save(b, 'a')\nexcept OSError as e:\n"
+            " print(e)\ntry:\n with open('log', 'a') as log: log.write('1')\nexcept Exception:\n pass\nb.backward()",
+            before="import os, torch",
+        ),
+        "",
+    ),
     "files that it waits for": (
         fn(
             "while not os.path.exists('a'):\n assert b\n time.sleep(0.1)\nif path.exists():\n time.sleep(1)",

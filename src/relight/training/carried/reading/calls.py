@@ -59,7 +59,6 @@ class Calls:
     def __init__(self, reading: "Reading") -> None:
         self._reading = reading
         self._flow = reading.flow
-        self.is_for_files = False  # what is read decides only which files are changed
 
     def call(self, node: ast.Call, use: Use, *, is_statement: bool) -> Ref:
         self._reading.unfreezing.note(node)
@@ -108,9 +107,11 @@ class Calls:
                 return result
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         if name in ASKS_FOR_FILES:
-            self._flow.read(FILES, NOWHERE if self.is_for_files else use)
+            self._flow.read(FILES, use)
         elif changes_files(node, known(receiver) if receiver is not None else None):
             self._flow.change_files(self._reading.at(node))
+            with self._flow.for_files():
+                return self._call_library(node, name, receiver, use)
         if name == "type" and known(target) is type and len(arguments) == 1:
             return class_of(self._reading.value(arguments[0], use))
         return self._call_library(node, name, receiver, use)
@@ -156,7 +157,9 @@ class Calls:
         if function.attr == "step" and not is_own:
             self._step(receiver, node)
         self._flow.is_called_alone = is_statement and not is_own
-        self._reading.value(function.value, NOWHERE if is_statement and (changes or draws) else use, whole=not is_own)
+        with self._flow.for_files(changes_files(node, known(receiver))):
+            goes_into = NOWHERE if is_statement and (changes or draws) else use
+            self._reading.value(function.value, goes_into, whole=not is_own)
         self._flow.is_called_alone = False
         if draws:
             self.draw(receiver, node, use)

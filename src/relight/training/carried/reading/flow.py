@@ -1,6 +1,7 @@
 """Knowledge while an iteration is read: places written so far, places read before that, and what each feeds."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class Flow:
         self._read_whole: set[Key] = set()
         self._edges: dict[Key, set[Key]] = {}
         self._sinks: set[Key] = set()
+        self.is_for_files = False  # what is read decides only which files are changed
         self.files_changed: tuple[str, int] | None = None  # where code above the block, or in it, first does so
         self.sets_epoch = False  # what is read now only gives an object the number of the epoch
         self._of_epoch: set[Key] = set()
@@ -60,8 +62,19 @@ class Flow:
             self.used.add(key)
         self.feed(key, use)
 
+    @contextmanager
+    def for_files(self, holds: bool = True) -> Iterator[None]:
+        """Count what is read inside as read to decide which files are changed, if that `holds`."""
+        outer, self.is_for_files = self.is_for_files, holds or self.is_for_files
+        try:
+            yield
+        finally:
+            self.is_for_files = outer
+
     def feed(self, key: Key, use: Use) -> None:
         """The value at `key` goes into `use`."""
+        if self.is_for_files and (key == FILES.key or key in self._edges.get(FILES.key, ())):  # type: ignore[arg-type]
+            return
         if use is None:
             self._sinks.add(key)
         else:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from relight.training.carried.code.refs import Ref, item_of, own_method, part_of
-from relight.training.carried.reading.flow import NOWHERE, Use
-from relight.training.carried.reading.syntax import MOST_MEMBERS, known, only_changes_files, union
+from relight.training.carried.reading.flow import FILES, NOWHERE, Use
+from relight.training.carried.reading.syntax import MOST_MEMBERS, asks_by_failing, known, only_changes_files, union
 
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
@@ -88,10 +88,8 @@ class Statements:
                 self._definition(node)
 
     def _condition(self, node: ast.If | ast.While, use: Use) -> None:
-        calls = self._reading.calls
-        calls.is_for_files = only_changes_files([*node.body, *node.orelse])
-        self._reading.value(node.test, use)
-        calls.is_for_files = False
+        with self._flow.for_files(only_changes_files([*node.body, *node.orelse])):
+            self._reading.value(node.test, use)
 
     def _definition(self, node: ast.stmt) -> None:
         reading = self._reading
@@ -155,7 +153,8 @@ class Statements:
         self._flow.state = start
 
     def _for(self, node: ast.For | ast.AsyncFor) -> None:
-        ref = self._reading.value(node.iter, self._reading.targets.effect(node.body))
+        with self._flow.for_files(only_changes_files(node.body)):
+            ref = self._reading.value(node.iter, self._reading.targets.effect(node.body))
         self._reading.expressions.iterate(ref, node, None)
         start = self._flow.state
         self._flow.state = None if start is None else set(start)
@@ -219,6 +218,9 @@ class Statements:
     def _try(self, node: ast.Try | ast.TryStar) -> None:
         start = self._flow.state
         before = None if start is None else set(start)
+        if asks_by_failing(node):
+            handled = [statement for handler in node.handlers for statement in handler.body]
+            self._flow.read(FILES, self._reading.targets.effect([*node.body, *node.orelse, *handled]))
         self.body(node.body)
         self.body(node.orelse)
         ends = [self._flow.state]

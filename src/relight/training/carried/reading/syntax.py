@@ -32,7 +32,12 @@ VIEWS = frozenset(  # methods of tensors and arrays whose result shares their me
 SAME = frozenset({"list", "tuple", "iter", "reversed", "sorted"})  # of the same members
 NO_NAME = ast.Name("", ast.Load())
 MOST_MEMBERS = 8  # of a container whose members are distinguished
-ASKS_FOR_FILES = frozenset("exists lexists isfile isdir is_file is_dir".split())
+ASKS_FOR_FILES = frozenset(
+    "exists lexists isfile isdir is_file is_dir glob iglob rglob listdir scandir iterdir".split()
+)
+_READS_FILES = frozenset("open load read_text read_bytes load_file loadtxt genfromtxt read_csv read_json".split())
+_MISSING = frozenset({"FileNotFoundError"})  # errors that tell of a file which is not there, and of others as well
+_PERHAPS_MISSING = frozenset("OSError IOError EnvironmentError Exception BaseException".split())
 CHANGES_FILES = frozenset(
     "save savez savez_compressed savetxt save_file save_pretrained dump write_text write_bytes touch mkdir makedirs "
     "rename renames replace remove unlink rmtree copy copy2 copyfile copytree move symlink to_csv to_json "
@@ -92,11 +97,36 @@ def is_showing(function: ast.expr) -> bool:
 
 def changes_files(node: ast.Call, owner: Any) -> bool:
     """Return whether a call of a library's makes, changes or removes files, by its name. `owner`: of the method."""
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = _name_of(node)
     if name == "open":
         texts = [constant_of(one) for one in (*node.args, *(keyword.value for keyword in node.keywords))]
         return any(isinstance(one, str) and {*one} <= {*"rwaxbt+"} and {*one} & {*"wax+"} for one in texts)
     return name in CHANGES_FILES and (name not in _ALSO_OTHERS or getattr(owner, "__name__", "") in _OF_FILES)
+
+
+def asks_by_failing(node: ast.Try | ast.TryStar) -> bool:
+    """Return whether a statement reads files, and does something else if there are none."""
+    names = {name for handler in node.handlers for name in _errors_of(handler.type)}
+    if not names & (_MISSING | _PERHAPS_MISSING):
+        return False
+    calls = [call for one in node.body for call in ast.walk(one) if isinstance(call, ast.Call)]
+    called = {_name_of(call) for call in calls if not changes_files(call, None)}
+    return bool(called & _READS_FILES) or (bool(names & _MISSING) and not only_changes_files(node.body))
+
+
+def _errors_of(caught: ast.expr | None) -> set[str]:
+    match caught:
+        case None:
+            return {"BaseException"}
+        case ast.Tuple(elts=several):
+            return {name for one in several for name in _errors_of(one)}
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return {name}
+    return set()
+
+
+def _name_of(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def only_changes_files(statements: Sequence[ast.stmt]) -> bool:
@@ -111,7 +141,7 @@ def only_changes_files(statements: Sequence[ast.stmt]) -> bool:
             case ast.With(items=[ast.withitem(context_expr=ast.Call())], body=body):
                 if not only_changes_files(body):
                     return False
-            case ast.If(body=body, orelse=orelse):
+            case ast.If(body=body, orelse=orelse) | ast.For(body=body, orelse=orelse):
                 if not only_changes_files([*body, *orelse]):
                     return False
             case _:
