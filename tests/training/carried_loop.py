@@ -74,9 +74,12 @@ class Loop:
         goes_back: int = 0,
         begins_at: int = 0,
         tree: Any = None,
+        recovers_at: int = -1,
     ) -> None:
         """`fails_at` is a step, `fails_in` the point of it, -1 for its end. A replacement begins with a `tree`.
 
+        `recovers_at`: another rank is lost after its barrier of the step before. This one looks for reasons to doubt
+        the bits before it asks for this step, as in a recovery.
         `goes_back`: so many steps more are computed again, from a snapshot.
         """
         self.until = until
@@ -86,7 +89,7 @@ class Loop:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text), parts=self)
         self.fails_at, self.fails_in, self.begins_at, self.tree = fails_at, fails_in, begins_at, tree
-        self.goes_back, self.moved = goes_back, ""
+        self.goes_back, self.moved, self.recovers_at = goes_back, "", recovers_at
         self.kept: list[bytes] = []  # of each version, as it was kept last
         self.kept_early: dict[int, bytes] = {}  # the same, as it was kept before the last write of a step
         self.doubt: str | None = None
@@ -145,6 +148,8 @@ class Loop:
         self.carried.leave()
 
     def turn(self, number: int) -> None:
+        if number == self.recovers_at:
+            self.doubt = self.doubt or self.carried.doubts.risk(recovers=True)
         doubt = self.carried.turn(sys._getframe(2)) or self.carried.doubts.later()
         self.carried.compare(max(number, 0))
         if number >= 0 and self.carried.needs_keeping:
@@ -174,7 +179,8 @@ class Loop:
             return False
         if step.looked != self.carried.look():  # then the barrier stands at the end, or the survivors tell of it
             self.kept_early.pop(step.number + 1, None)
-        self.keep(step.number + 1)
+        if step.looked < 0 or step.number + 1 != self.recovers_at:  # else it was kept before the write, and not since
+            self.keep(step.number + 1)
         self.carried.commit()
         step.committed = True
         return False

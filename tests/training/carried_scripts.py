@@ -196,6 +196,10 @@ def judge(script: Script, seed: int, directory: Path) -> str:
             continue
         doubt = again.doubt or first.doubt or first.risks[version] or "; ".join({*first.said, *again.said})
         if not doubt:
+            survivor = Loop(until=until, recovers_at=version)
+            run_script(script.source, survivor, directory)
+            doubt = survivor.doubt or ""
+        if not doubt:
             return f"SILENT: replaced at version {version}: {found} instead of {expected}"
         doubts.append(doubt)
     return f"doubted: {doubts[0]}" if doubts else "equal"
