@@ -125,11 +125,17 @@ class Gradients:
         parameters = list(parameters)
         self._zeros |= {id(one): mark for one, mark in zip(parameters, _marks_of(parameters), strict=True)}
 
+    def see_backward(self) -> None:
+        """A backward pass begins: what adds to gradients that are zero by now, perhaps by hand, adds to none."""
+        left = [one for one in self._parameters if (mark := self._found.get(id(one))) and mark.gradient() is one.grad]
+        for one in left:
+            if not have_gradients([one]):
+                del self._found[id(one)]
+
     def added_to(self, parameters: Iterable[torch.Tensor]) -> set[int] | None:
         """Return, by `id`, those of these parameters whose gradients of earlier steps this step has added to.
 
-        None: there were no gradients when the step began, so that it shows nothing. Zeroed by hand in place, they look
-        as if added to.
+        None: there were no gradients when the step began, so that it shows nothing.
         """
         held = [(one, self._found[id(one)]) for one in parameters if id(one) in self._found] if self._found else []
         if not held:

@@ -129,6 +129,7 @@ class PhaseHooks:
         page = self._runtime.page
         if page.phase is Phase.FORWARD and self._active():
             page.stamp(Phase.BACKWARD)
+            self._state.gradients.see_backward()
             if self._passes < _PASSES_TO_SEE:
                 self._passes += 1
                 self._worked_ns = page.worked_ns(Phase.BACKWARD)
