@@ -65,6 +65,17 @@ def begin_with(scope: Scope, source: str) -> None:
     scope.body[at:at] = ast.parse(source).body
 
 
+def instead(scope: Scope, old: ast.stmt, new: list[ast.stmt]) -> None:
+    """Put statements in the place of one, wherever in the scope it stands."""
+    for node in parts(scope.body):
+        for field in ("body", "orelse", "finalbody"):
+            body = getattr(node, field, None)
+            if isinstance(body, list) and old in body:
+                body[body.index(old) : body.index(old) + 1] = new
+                return
+    scope.body[scope.body.index(old) : scope.body.index(old) + 1] = new
+
+
 def leaves_loop(body: list[ast.stmt]) -> bool:
     """Return whether `break` or `continue` of a loop around stands in these statements."""
     for statement in body:

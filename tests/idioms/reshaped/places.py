@@ -11,10 +11,10 @@ from collections.abc import Callable
 from tests.idioms.reshaped.loops import EPOCH, NotForThis, Shape, begin_with, is_called, is_function, loop_of
 from tests.idioms.reshaped.scopes import Rename, Scope, bound_otherwise, parts, stored
 
-_HOLDER = "kept"
+HOLDER = "kept"
 
 
-def _chosen(scope: Scope, draw: random.Random) -> list[str]:
+def chosen(scope: Scope, draw: random.Random) -> list[str]:
     arguments = (
         {one.arg for one in ast.walk(scope.args) if isinstance(one, ast.arg)}
         if isinstance(scope, ast.FunctionDef)
@@ -34,7 +34,7 @@ def _chosen(scope: Scope, draw: random.Random) -> list[str]:
     return chosen
 
 
-def _move(scope: Scope, names: list[str], expression: Callable[[str, ast.expr_context], ast.expr]) -> None:
+def move(scope: Scope, names: list[str], expression: Callable[[str, ast.expr_context], ast.expr]) -> None:
     for node in parts(scope.body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in names:
             node.simple = 0
@@ -43,35 +43,35 @@ def _move(scope: Scope, names: list[str], expression: Callable[[str, ast.expr_co
 
 
 def _attribute(name: str, context: ast.expr_context) -> ast.expr:
-    return ast.Attribute(ast.Name(_HOLDER, ast.Load()), name, context)
+    return ast.Attribute(ast.Name(HOLDER, ast.Load()), name, context)
 
 
 def in_object(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Attributes of an object of the script's own class."""
-    names = _chosen(scope, draw)
-    _move(scope, names, _attribute)
-    begin_with(scope, f"{_HOLDER} = Keeper()")
+    names = chosen(scope, draw)
+    move(scope, names, _attribute)
+    begin_with(scope, f"{HOLDER} = Keeper()")
     begin_with(tree, "class Keeper:\n    pass")
 
 
 def in_slots(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Slots of an object."""
-    names = _chosen(scope, draw)
-    _move(scope, names, _attribute)
-    begin_with(scope, f"{_HOLDER} = Keeper()")
+    names = chosen(scope, draw)
+    move(scope, names, _attribute)
+    begin_with(scope, f"{HOLDER} = Keeper()")
     begin_with(tree, f"class Keeper:\n    __slots__ = {tuple(names)!r}")
 
 
 def in_class(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Attributes of a class."""
-    _move(scope, _chosen(scope, draw), _attribute)
-    begin_with(tree, f"class {_HOLDER}:\n    pass")
+    move(scope, chosen(scope, draw), _attribute)
+    begin_with(tree, f"class {HOLDER}:\n    pass")
 
 
 def in_namespace(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Attributes of an `argparse.Namespace`, which other functions of the script could share."""
-    _move(scope, _chosen(scope, draw), _attribute)
-    begin_with(tree, f"import argparse\n{_HOLDER} = argparse.Namespace()")
+    move(scope, chosen(scope, draw), _attribute)
+    begin_with(tree, f"import argparse\n{HOLDER} = argparse.Namespace()")
 
 
 def in_nested_object(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
@@ -80,8 +80,8 @@ def in_nested_object(tree: ast.Module, scope: Scope, draw: random.Random) -> Non
     def inner(name: str, context: ast.expr_context) -> ast.expr:
         return ast.Attribute(_attribute("inner", ast.Load()), name, context)
 
-    _move(scope, _chosen(scope, draw), inner)
-    begin_with(scope, f"{_HOLDER} = Keeper()\n{_HOLDER}.inner = Keeper()")
+    move(scope, chosen(scope, draw), inner)
+    begin_with(scope, f"{HOLDER} = Keeper()\n{HOLDER}.inner = Keeper()")
     begin_with(tree, "class Keeper:\n    pass")
 
 
@@ -89,33 +89,33 @@ def in_dictionary(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Items of a dictionary."""
 
     def item(name: str, context: ast.expr_context) -> ast.expr:
-        return ast.Subscript(ast.Name(_HOLDER, ast.Load()), ast.Constant(name), context)
+        return ast.Subscript(ast.Name(HOLDER, ast.Load()), ast.Constant(name), context)
 
-    _move(scope, _chosen(scope, draw), item)
-    begin_with(scope, f"{_HOLDER} = {{}}")
+    move(scope, chosen(scope, draw), item)
+    begin_with(scope, f"{HOLDER} = {{}}")
 
 
 def in_list(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Items of a list."""
-    names = _chosen(scope, draw)
+    names = chosen(scope, draw)
 
     def item(name: str, context: ast.expr_context) -> ast.expr:
-        return ast.Subscript(ast.Name(_HOLDER, ast.Load()), ast.Constant(names.index(name)), context)
+        return ast.Subscript(ast.Name(HOLDER, ast.Load()), ast.Constant(names.index(name)), context)
 
-    _move(scope, names, item)
-    begin_with(scope, f"{_HOLDER} = [None] * {len(names)}")
+    move(scope, names, item)
+    begin_with(scope, f"{HOLDER} = [None] * {len(names)}")
 
 
 def in_globals(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Names of the module instead of the function's own."""
     if not is_function(scope):
         raise NotForThis
-    names = set(_chosen(scope, draw))
+    names = set(chosen(scope, draw))
     taken = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & stored(tree.body)
     renamed = {name: f"the_{name}" for name in names - taken}
     if not renamed:
         raise NotForThis
-    _move(scope, sorted(renamed), lambda name, context: ast.Name(renamed[name], context))
+    move(scope, sorted(renamed), lambda name, context: ast.Name(renamed[name], context))
     for node in ast.walk(scope):  # functions inside see them as globals, and may set them
         if isinstance(node, ast.FunctionDef):
             inside = sorted(
@@ -130,7 +130,7 @@ def in_closure(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Variables of a function around that of the loop."""
     if not is_function(scope) or scope not in tree.body:
         raise NotForThis
-    names = sorted(set(_chosen(scope, draw)))
+    names = sorted(set(chosen(scope, draw)))
     at = tree.body.index(scope)
     outer = ast.parse(f"def make_{scope.name}():\n    {' = '.join(names)} = None\n    return {scope.name}").body[0]
     assert isinstance(outer, ast.FunctionDef)
@@ -141,9 +141,9 @@ def in_closure(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
 
 def in_dataclass(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Fields of a dataclass."""
-    names = _chosen(scope, draw)
-    _move(scope, names, _attribute)
-    begin_with(scope, f"{_HOLDER} = Keeper()")
+    names = chosen(scope, draw)
+    move(scope, names, _attribute)
+    begin_with(scope, f"{HOLDER} = Keeper()")
     fields = "".join(f"\n    {name}: object = None" for name in names)
     slots = draw.choice(("", "(slots=True)", "(eq=False)"))
     begin_with(tree, f"import dataclasses\n@dataclasses.dataclass{slots}\nclass Keeper:{fields}")
@@ -151,8 +151,8 @@ def in_dataclass(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
 
 def in_attribute_dictionary(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Items of a dictionary that are its attributes too."""
-    _move(scope, _chosen(scope, draw), _attribute)
-    begin_with(scope, f"{_HOLDER} = Keeper()")
+    move(scope, chosen(scope, draw), _attribute)
+    begin_with(scope, f"{HOLDER} = Keeper()")
     one = "    __getattr__ = dict.__getitem__\n    __setattr__ = dict.__setitem__\n    __delattr__ = dict.__delitem__"
     other = "    def __init__(self):\n        super().__init__()\n        self.__dict__ = self"
     begin_with(tree, f"class Keeper(dict):\n{draw.choice((one, other))}")
@@ -164,18 +164,18 @@ def in_default(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
         raise NotForThis
 
     def item(name: str, context: ast.expr_context) -> ast.expr:
-        return ast.Subscript(ast.Name(_HOLDER, ast.Load()), ast.Constant(name), context)
+        return ast.Subscript(ast.Name(HOLDER, ast.Load()), ast.Constant(name), context)
 
-    _move(scope, _chosen(scope, draw), item)
-    scope.args.kwonlyargs.append(ast.arg(_HOLDER))
+    move(scope, chosen(scope, draw), item)
+    scope.args.kwonlyargs.append(ast.arg(HOLDER))
     scope.args.kw_defaults.append(ast.Dict([], []))
 
 
 def in_properties(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     """Attributes of an object that are read and set through properties."""
-    names = _chosen(scope, draw)
-    _move(scope, names, _attribute)
-    begin_with(scope, f"{_HOLDER} = Keeper()")
+    names = chosen(scope, draw)
+    move(scope, names, _attribute)
+    begin_with(scope, f"{HOLDER} = Keeper()")
     begin_with(
         tree,
         "def kept_under(name):\n    def get(self):\n        return self.__dict__[name]\n"

@@ -5,19 +5,21 @@ import random
 from pathlib import Path
 
 from tests.idioms.reshaped.classes import CLASSES
+from tests.idioms.reshaped.drivers import DRIVERS
 from tests.idioms.reshaped.functions import RESULTS
+from tests.idioms.reshaped.holders import HOLDERS
 from tests.idioms.reshaped.loops import NotForThis, Shape, loop_of
 from tests.idioms.reshaped.places import PLACES
 from tests.idioms.reshaped.scopes import Scope
 from tests.idioms.reshaped.ways import WAYS
 
-SHAPES: tuple[Shape, ...] = (*PLACES, *WAYS, *RESULTS, *CLASSES)
+SHAPES: tuple[Shape, ...] = (*PLACES, *HOLDERS, *WAYS, *DRIVERS, *RESULTS, *CLASSES)
 
 
 def reshaped(path: Path, draw: random.Random) -> tuple[str, list[str]]:
     """Return a script's text in another shape, and the names of what was done to it; none: it can have no other."""
-    wanted: list[Shape] = [draw.choice(PLACES)] if draw.random() < 0.7 else []
-    wanted += draw.sample(WAYS, draw.choice((0, 1, 1, 2)))
+    wanted: list[Shape] = [draw.choice((*PLACES, *HOLDERS))] if draw.random() < 0.7 else []
+    wanted += draw.sample((*WAYS, *DRIVERS), draw.choice((0, 1, 1, 2)))
     wanted += draw.sample(RESULTS, draw.choice((0, 0, 1)))
     draw.shuffle(wanted)
     wanted += draw.sample(CLASSES, draw.choice((0, 0, 1)))

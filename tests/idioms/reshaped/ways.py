@@ -9,6 +9,7 @@ from tests.idioms.reshaped.loops import (
     Shape,
     before,
     begin_with,
+    instead,
     is_called,
     is_function,
     leaves_loop,
@@ -258,7 +259,7 @@ def steps_in_while(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     assert isinstance(begin, ast.Assign)
     assert isinstance(begin.value, ast.Call)
     begin.value.args = [loop.iter]
-    _instead(scope, loop, [begin, made])
+    instead(scope, loop, [begin, made])
 
 
 def steps_kept(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
@@ -266,7 +267,7 @@ def steps_kept(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     loop, _, _ = loop_of(scope)
     keep = ast.Assign([ast.Name("all_steps", ast.Store())], loop.iter)
     loop.iter = ast.Name("all_steps", ast.Load())
-    _instead(scope, loop, [keep, loop])
+    instead(scope, loop, [keep, loop])
 
 
 def in_epochs(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
@@ -288,7 +289,7 @@ def in_epochs(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     arguments = f"{count // length}, steps_per_epoch={length}"
     outer = ast.parse(f"for {EPOCH} in {ast.unparse(training)}.epochs({arguments}):\n    pass").body[0]
     assert isinstance(outer, ast.For)
-    _instead(scope, loop, [outer])
+    instead(scope, loop, [outer])
     loop.iter = ast.parse(f"{ast.unparse(training)}.steps()", mode="eval").body
     outer.body = [loop]
 
@@ -318,17 +319,6 @@ def in_match(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
     assert isinstance(made, ast.Match)
     made.cases[0].body = [block]
     loop.body[loop.body.index(block)] = made
-
-
-def _instead(scope: Scope, old: ast.stmt, new: list[ast.stmt]) -> None:
-    """Put statements in the place of one, wherever in the scope it stands."""
-    for node in parts(scope.body):
-        for field in ("body", "orelse", "finalbody"):
-            body = getattr(node, field, None)
-            if isinstance(body, list) and old in body:
-                body[body.index(old) : body.index(old) + 1] = new
-                return
-    scope.body[scope.body.index(old) : scope.body.index(old) + 1] = new
 
 
 WAYS: tuple[Shape, ...] = (
