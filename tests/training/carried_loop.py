@@ -19,6 +19,7 @@ from relight.training.state.modules.slots import Slots
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 _NUMBERS = itertools.count()
+_HANDED = (nn.Module, torch.optim.Optimizer)
 STEPS = 6
 EARLY_FROM = 2  # the first step whose barrier may stand before the end of the block
 
@@ -113,8 +114,12 @@ class Loop:
     def owners(self) -> Iterator[tuple[Any, Any]]:
         return self.parts.owners() if self.parts is not self else iter(())
 
+    def optimizers(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._optimizers.items())
+
     def is_foreign(self, thing: Any) -> bool:
-        if is_part(self.parts, thing):
+        held = thing.values() if type(thing) is dict else thing if type(thing) in (list, tuple) else ()
+        if is_part(self.parts, thing) or any(isinstance(one, _HANDED) and is_part(self.parts, one) for one in held):
             return True
         return isinstance(thing, (Step, Loop)) or (
             isinstance(thing, types.GeneratorType) and thing.gi_code is Loop.__call__.__code__

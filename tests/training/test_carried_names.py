@@ -509,3 +509,15 @@ def test_a_batch_that_while_takes_into_an_attribute_is_set_in_the_block(tmp_path
     assert names is not None
     found = {describe(one.place): one.late for one in names.found.values()}
     assert found == {"self.last": False, "self.baseline": True}
+
+
+@pytest.mark.parametrize(
+    ("kept", "shown_after"),
+    [("[x for x in w if x > k]", []), ("{x: [k for y in w] for x in w}", []), ("[lambda: k for x in w]", ["k"])],
+)
+def test_what_comprehensions_read_in_the_loop_is_not_kept_for_code_after_it(
+    kept: str, shown_after: list[str], tmp_path: Path
+) -> None:
+    names = read_script(fn(f"f({kept})", first="k = step.number // 2", before="w = [1, 2]"), tmp_path)
+    assert names is not None
+    assert names.shown_after == shown_after

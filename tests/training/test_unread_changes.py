@@ -237,3 +237,160 @@ def test_what_python_notes_on_a_class_is_no_change(tmp_path: Path) -> None:
     source = script(("Thing()", "copy.deepcopy(large)"), 5).replace("import datetime", "import copy, datetime")
     run_script(source, loop, tmp_path)
     assert not any(loop.risks)
+
+
+DECORATED = """
+import functools
+
+def counted(function):
+    def inner(*given):
+        inner.calls += 1
+        return function(*given)
+    inner.calls = 0
+    return inner
+
+class Thing:
+    @DECORATORcounted
+    def METHOD(*given):
+        return 1
+
+def run():
+    thing = Thing()
+    for step in steps():
+        with step as value:
+            eval("CALL", {"thing": thing})
+            step.end()
+    found = vars(Thing)["METHOD"]
+    for name in ("__func__", "fget", "func"):
+        found = getattr(found, name, found)
+    return found.calls
+result = run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "method", "call"),
+    [
+        ("", "__call__", "thing()"),
+        ("", "__getitem__", "thing[1]"),
+        ("staticmethod\n    @", "act", "thing.act()"),
+        ("classmethod\n    @", "act", "thing.act()"),
+        ("property\n    @", "act", "thing.act"),
+        ("functools.cached_property\n    @", "act", "vars(thing).pop('act', 1), thing.act"),
+    ],
+)
+def test_what_a_decorator_of_a_method_counts_is_carried(decorator: str, method: str, call: str, tmp_path: Path) -> None:
+    source = DECORATED.replace("DECORATOR", decorator).replace("METHOD", method).replace("CALL", call)
+    first, undone = Loop(), Loop(fails_at=2)
+    assert run_script(source, first, tmp_path) == 6
+    assert run_script(source, undone, tmp_path) == 6
+    assert run_script(source, Loop(begins_at=4, tree=decode_tree(first.kept[4])), tmp_path) == 6
+
+
+OF_OPTIMIZERS = """
+import torch
+
+class Counting(torch.optim.SGD):
+    def __init__(self, given):
+        super().__init__(given, lr=0.1)
+        self.count, self.sums = 0, {}
+    def step(self):
+        self.count += 1
+        self.sums[self.count % 3] = self.sums.get(self.count % 3, 0) + self.count
+        super().step()
+
+class Several:
+    def __init__(self, **optimizers):
+        self.optimizers = optimizers
+    def __getattr__(self, name):
+        return self.__dict__["optimizers"][name]
+
+def run():
+    net = torch.nn.Linear(1, 1)
+    several = Several(counting=Counting(net.parameters()))
+    steps.hand_over(net, several.counting)
+    for step in steps():
+        with step as value:
+            several.counting.step()
+            step.end()
+    return several.counting.count, several.counting.sums
+result = run()
+"""
+
+
+def test_attributes_of_an_optimizer_that_code_reaches_unseen_are_carried(tmp_path: Path) -> None:
+    first = Loop()
+    whole = run_script(OF_OPTIMIZERS, first, tmp_path)
+    assert whole[0] == 6
+    assert run_script(OF_OPTIMIZERS, Loop(fails_at=2), tmp_path) == whole
+    assert run_script(OF_OPTIMIZERS, Loop(begins_at=4, tree=decode_tree(first.kept[4])), tmp_path) == whole
+
+
+BESIDE_PARTS = """
+import torch
+
+class Meter:
+    def __init__(self):
+        self.count = 0
+    def see(self):
+        self.count += 1
+        return self.count
+
+class Shared:
+    kept = {}
+    def __init__(self):
+        self.__dict__ = self.kept
+
+def run():
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    steps.hand_over(net, optimizer)
+    shared = Shared()
+    shared.net, shared.optimizer, shared.meter, shared.total = net, optimizer, Meter(), 0
+    shared.inner = {'net': net, 'meter': Meter()}
+    for step in steps():
+        with step as value:
+            Shared().total += Shared().meter.see() + Shared().inner['meter'].see()
+            step.end()
+    return Shared().total, Shared().meter.count, Shared().inner['meter'].count
+result = run()
+"""
+
+
+def test_what_a_container_has_beside_what_was_handed_over_is_carried(tmp_path: Path) -> None:
+    first = Loop()
+    whole = run_script(BESIDE_PARTS, first, tmp_path)
+    assert whole == (42, 6, 6)
+    assert run_script(BESIDE_PARTS, Loop(fails_at=2), tmp_path) == whole
+    assert run_script(BESIDE_PARTS, Loop(begins_at=4, tree=decode_tree(first.kept[4])), tmp_path) == whole
+
+
+ANSWERS = """
+class Kind(type):
+    kept = {"count": 0}
+    def __getattr__(cls, name):
+        return cls.kept[name]
+    def __setattr__(cls, name, value):
+        cls.kept[name] = value
+
+class Settings(metaclass=Kind):
+    pass
+
+def run():
+    for step in steps():
+        with step as value:
+            if step.number > 1:
+                Settings.last = Settings.last + value if step.number > 2 else value
+            Settings.count += 1
+            step.end()
+    return Settings.count, Settings.last
+result = run()
+"""
+
+
+def test_a_class_that_answers_with_other_errors_is_read(tmp_path: Path) -> None:
+    first = Loop()
+    whole = run_script(ANSWERS, first, tmp_path)
+    assert whole == (6, 18.0)
+    assert run_script(ANSWERS, Loop(fails_at=2), tmp_path) == whole
+    assert run_script(ANSWERS, Loop(begins_at=4, tree=decode_tree(first.kept[4])), tmp_path) == whole

@@ -174,7 +174,7 @@ def loop_with_else(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
 
 
 def temporaries_deleted(tree: ast.Module, scope: Scope, draw: random.Random) -> None:
-    """What only the block uses deleted at its end, or after it."""
+    """Variables that only the block uses deleted at its end, or after it."""
     loop, block, step = loop_of(scope)
     inside = {id(node) for one in block.body for node in ast.walk(one)}
     elsewhere = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in inside} | {

@@ -25,7 +25,8 @@ from relight.training.torch_private.autograd import SET_BY_STEPS
 from relight.training.torch_private.modules import modules_in, tables_in
 
 Place = tuple[tuple[str, str, str], ...]  # the way to a value: its root, then attributes, items, variables of closures
-OWNERS = {"inner": "module", "slot": "slot"}  # places that begin with what was handed over, and kinds of its parts
+# Places that begin with what was handed over, and kinds of its parts
+OWNERS = {"inner": "module", "slot": "slot", "optimizer": "optimizer"}
 _MEMBERS = "_member_map_"  # of an enumeration
 Key = tuple[Any, ...]  # equal for two names of one place
 

@@ -14,8 +14,9 @@ from torch import nn
 from relight.training.carried.code.refs import OWNERS, Place, is_added
 from relight.training.carried.finding.looks import Copies, Look, Places, Traces
 from relight.training.carried.finding.places import Spots
+from relight.training.carried.finding.spots.of_parts import is_kept_with_modules, is_of_script
 from relight.training.carried.finding.spots.spot import MISSING
-from relight.training.carried.finding.survey import Survey, is_kept_with_modules, is_of_script
+from relight.training.carried.finding.survey import Survey
 from relight.training.carried.finding.watch import Watch
 from relight.training.carried.finding.wholes import Wholes
 from relight.training.carried.values.parts import is_part

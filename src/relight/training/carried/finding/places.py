@@ -3,6 +3,7 @@
 import ctypes
 import enum
 import functools
+import itertools
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from relight.training.carried.code.refs import OWNERS, Place
 from relight.training.carried.finding.spots.outside import Settings, contents_of
 from relight.training.carried.finding.spots.spot import (
+    AROUND_FUNCTIONS,
     MISSING,
     AttributeSpot,
     CellSpot,
@@ -30,7 +32,10 @@ _WRITES_THROUGH = sys.version_info >= (3, 13)
 _SEPARATOR = "\x1f"
 _FROM_OTHERS = "_inverted_"  # of a member of a Flag: `~member`, once that was asked for
 _INTO_FUNCTIONS = ("cell", "default", "contents")
-_OF_FUNCTIONS = {("attribute", name) for name in ("__self__", "default_factory", "func", "args", "keywords")}
+_OF_FUNCTIONS = {
+    ("attribute", name)
+    for name in ("__self__", "default_factory", *itertools.chain.from_iterable(AROUND_FUNCTIONS.values()))
+}
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 

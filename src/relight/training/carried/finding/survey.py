@@ -1,5 +1,6 @@
 """A look at everything that a running script can reach, to see by values what its code did not show."""
 
+import contextlib
 import enum
 import functools
 import itertools
@@ -17,19 +18,22 @@ from relight.script_files import is_script_file, is_script_module, is_user_type
 from relight.training.carried.code.refs import Place, is_added
 from relight.training.carried.finding.looks import Look
 from relight.training.carried.finding.places import Spots
+from relight.training.carried.finding.spots.of_parts import (
+    attributes_of_parts,
+    hooks_of,
+    hooks_of_parts,
+    roots_of,
+    uses_itself,
+)
 from relight.training.carried.finding.spots.outside import CONTENTS, contents_of
-from relight.training.carried.finding.spots.spot import BOUND, defaults_of
-from relight.training.carried.values.parts import Parts
-from relight.training.state.modules.attributes import WRAPPERS
-from relight.training.state.modules.plain_values import plain_bytes
+from relight.training.carried.finding.spots.spot import BOUND, around_function, defaults_of
+from relight.training.carried.values.parts import is_part
 from relight.training.state.values.contents import is_container
 from relight.training.state.values.fingerprints import CACHED, has_fingerprint
 from relight.training.state.values.iterators import has_position
 from relight.training.state.values.kinds import items_of, kind_of, members_in
 from relight.training.torch_private.modules import (
-    OWN_ATTRIBUTES,
     buffers_in,
-    hook_tables_of,
     modules_in,
     parameters_in,
 )
@@ -69,6 +73,7 @@ class Survey:
             rebound: names and attributes that steps bind to another object now and then.
         """
         self._is_foreign = is_foreign
+        self._is_part = functools.partial(is_part, spots.parts)
         self._attributes_of = spots.own_attributes
         self._looks_into = spots.looks_into
         self._mark = look
@@ -91,11 +96,12 @@ class Survey:
         self._look_at_all(named for named in names if named[0] in rebound)
         self._look_at_all(spots.settings.all())
         self._look_at_all(attributes_of_parts(spots.parts, kept=enters_data))
-        self._look_at_all(_hooks_of_parts(spots.parts))
+        self._look_at_all(hooks_of_parts(spots.parts))
+        self._look_at_all(((("optimizer", name, ""),), one) for name, one in spots.parts.optimizers())
         for _, owner in spots.parts.owners():
             self._look_at_names(type(owner).__module__, 0)
         self._look_at_all(())
-        for root, owner in _roots_of(spots.parts):
+        for root, owner in roots_of(spots.parts):
             self.attributes[(root,)] = frozenset(vars(owner))
             self._look_at_classes((root,), owner, 0)
         self._look_at_all(())
@@ -143,6 +149,7 @@ class Survey:
             self._look_into_opaque(place, value, depth)
             return
         if self._is_foreign(value):
+            self._look_beside_parts(place, value, depth)
             return
         if isinstance(value, defaultdict):
             self._look_later((*place, ("attribute", "default_factory", "")), value.default_factory, depth + 1)
@@ -174,6 +181,14 @@ class Survey:
             return
         self.found[place] = self._mark.contents(value)
 
+    def _look_beside_parts(self, place: Place, value: Any, depth: int) -> None:
+        """Look at all that a dict of the script's has beside what was handed over, which may be much."""
+        if kind_of(value) == "dict" and id(value) not in self._seen and not self._is_part(value):
+            self._seen.add(id(value))
+            for key, one in items_of(value) if len(value) <= _FEW else ():
+                if type(key) in (int, str):
+                    self._look_later((*place, ("item", type(key).__name__, str(key))), one, depth + 1)
+
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
         is_module = isinstance(value, (nn.Module, torch.optim.Optimizer))
         # Other objects are not asked for a name: they may answer with code of their own.
@@ -183,14 +198,14 @@ class Survey:
         if id(value) in self._seen:
             return
         if is_module:
-            for there, hook in _hooks_of(place, value):
+            for there, hook in hooks_of(place, value):
                 self._look_later(there, hook, depth + 1)
         if isinstance(value, torch.optim.Optimizer):
             self._seen.add(id(value))
             self.attributes[place] = frozenset(vars(value))
-            for name, one in list(vars(value).items()):
-                if is_added(value, name):
-                    self._look_later((*place, ("attribute", name, "")), one, depth + 1)
+            for step, one in _attributes_of(value):
+                if is_added(value, step[1]):
+                    self._look_later((*place, step), one, depth + 1)
             return
         if self._is_foreign(value):
             return
@@ -207,29 +222,21 @@ class Survey:
                 self.drawn |= {id(one)} if kind_of(one) == "generator" else set()
                 if not name.startswith("_") or name in _OF_WRAPPERS:
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
-        if isinstance(value, functools.partial):
-            for name in ("func", "args", "keywords"):
-                self._look_later((*place, ("attribute", name, "")), getattr(value, name), depth + 1)
+        for name in around_function(value):
+            self._look_later((*place, ("attribute", name, "")), getattr(value, name), depth + 1)
         if isinstance(value, BOUND) and not isinstance(value.__self__, types.ModuleType):
             self._look_later((*place, ("attribute", "__self__", "")), value.__self__, depth + 1)
             value = getattr(value, "__func__", value)
         function = getattr(value, "__wrapped__", None) if type(value) is CACHED else value
         if isinstance(function, types.FunctionType) and is_script_file(function.__code__.co_filename):
             self.attributes[place] = frozenset(vars(value))
-            for name, one in list(vars(value).items()):
-                self._look_later((*place, ("attribute", name, "")), one, depth + 1)
-            for name, one in defaults_of(function).items():
-                self._look_later((*place, ("default", name, "")), one, depth + 1)
-            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-                try:
-                    self._look_later((*place, ("cell", name, "")), cell.cell_contents, depth + 1)
-                except ValueError:
-                    continue
+            for step, one in (*_attributes_of(value), *_inside_of(function)):
+                self._look_later((*place, step), one, depth + 1)
         elif isinstance(value, nn.Module):
             is_own = is_user_type(type(value))
             # Of a library's module (a metric), what may be sums and lists of values.
             for name, one in list(vars(value).items()):
-                is_shown = name[0] != "_" or (is_own and _is_in_script(value, name))
+                is_shown = name[0] != "_" or (is_own and uses_itself(value, name))
                 if is_shown and (is_own or isinstance(one, _SUMS)):
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
             self._look_at_classes(place, value, depth)
@@ -247,19 +254,19 @@ class Survey:
         if not is_user_type(kind):
             return
         if issubclass(kind, enum.Enum):
-            self._look_at_members(place, kind, depth)
+            self._look_at_enumeration(place, kind, depth)
             return
         self.attributes[place] = frozenset(vars(kind))
         for name, one in list(vars(kind).items()):
             if isinstance(one, (staticmethod, classmethod)) and has_fingerprint(one.__func__):
                 self.fingerprinted[*place, ("attribute", name, "")] = one.__func__
-            elif not name.startswith("__"):
+            elif not name.startswith("__") or callable(one) or around_function(one):
                 self._look_later((*place, ("attribute", name, "")), one, depth + 1)
         for name, part in vars(kind).get("__dataclass_fields__", {}).items():
             there = (*place, ("attribute", "__dataclass_fields__", ""), ("item", "str", name))
             self._look_later((*there, ("attribute", "default_factory", "")), part.default_factory, depth + 1)
 
-    def _look_at_members(self, place: Place, kind: type[enum.Enum], depth: int) -> None:
+    def _look_at_enumeration(self, place: Place, kind: type[enum.Enum], depth: int) -> None:
         """The attributes of an enumeration's members, and their values: lists, say."""
         for name, member in kind.__members__.items():
             there = (*place, ("attribute", "_member_map_", ""), ("item", "str", name))
@@ -327,58 +334,18 @@ def _module_of(value: Any) -> Any:
     return getattr(value if isinstance(value, (type, types.FunctionType)) else type(value), "__module__", None)
 
 
-def attributes_of_parts(parts: Parts, *, kept: bool = False) -> Iterator[tuple[Place, Any]]:
-    """Values on modules and parameters that were handed over, less their own state; `kept`: with plain attributes."""
-    for root, owner in _roots_of(parts):
-        own = OWN_ATTRIBUTES if isinstance(owner, nn.Module) else ()
-        for attribute, value in [one for one in list(vars(owner).items()) if one[0] not in own]:
-            if (kept and attribute[0] != "_") or is_of_script(owner, attribute, value):
-                yield (root, ("attribute", attribute, "")), value
+def _attributes_of(value: Any) -> Iterator[tuple[tuple[str, str, str], Any]]:
+    for name, one in list(vars(value).items()):
+        yield ("attribute", name, ""), one
 
 
-def is_of_script(owner: Any, attribute: str, value: Any) -> bool:
-    """Return whether an attribute of what was handed over may be the script's, and is not kept with its owner."""
-    if isinstance(owner, nn.Module):
-        is_own = attribute[0] != "_" or _is_in_script(owner, attribute)
-        return is_own and not is_kept_with_modules(attribute, value)
-    return attribute[0] != "_"
-
-
-def _is_in_script(owner: Any, attribute: str) -> bool:
-    """Return whether methods that the script defines use this attribute: libraries have private ones of their own."""
-    if attribute in OWN_ATTRIBUTES:
-        return False
-    methods = (method for base in type(owner).__mro__ if is_user_type(base) for method in vars(base).values())
-    return any(isinstance(one, types.FunctionType) and attribute in one.__code__.co_names for one in methods)
-
-
-def _hooks_of_parts(parts: Parts) -> Iterator[tuple[Place, Any]]:
-    """Hooks on modules and parameters that were handed over: functions and objects that backward or forward calls."""
-    for name, owner in parts.owners():
-        root = "inner" if isinstance(owner, nn.Module) else "slot"
-        yield from _hooks_of(((root, name[1], name[2]),), owner)
-
-
-def _hooks_of(place: Place, owner: Any) -> Iterator[tuple[Place, Any]]:
-    for table, hooks in hook_tables_of(owner):
-        for number, hook in enumerate(list(hooks.values())):
-            yield (*place, ("attribute", table, ""), ("member", str(number), "")), hook
-
-
-def is_kept_with_modules(name: str, value: Any) -> bool:
-    """Return whether an attribute of a module is kept with the module's own state. None may give way to an object."""
-    if value is None:
-        return False
-    return name in OWN_ATTRIBUTES or isinstance(value, torch.Tensor) or plain_bytes(value) is not None
-
-
-def _roots_of(parts: Parts) -> Iterator[tuple[tuple[str, str, str], Any]]:
-    """Modules and parameters that were handed over, less torch's wrappers."""
-    for name, owner in parts.owners():
-        if isinstance(owner, torch.Tensor):
-            yield ("slot", name[1], name[2]), owner
-        elif not type(owner).__module__.startswith(WRAPPERS):
-            yield ("inner", name[1], name[2]), owner
+def _inside_of(function: types.FunctionType) -> Iterator[tuple[tuple[str, str, str], Any]]:
+    """Defaults of a function, and the variables that it encloses."""
+    for name, one in defaults_of(function).items():
+        yield ("default", name, ""), one
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            yield ("cell", name, ""), cell.cell_contents
 
 
 def _items(value: Any) -> Iterator[Any]:

@@ -7,7 +7,7 @@ far): what is made above the block is made anew by every process. Names are plac
 closures, attributes of objects; a change of a container's contents counts as a write of the place that holds it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from relight.training.carried.reading.flow import FILES, Flow
 from relight.training.carried.reading.making import Made
 from relight.training.carried.reading.reading import Reading
 
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")  # functions of their own up to Python 3.11
 _LOOK_UP = {"globals", "vars", "locals", "__dict__"}  # they reach variables of a module without naming them
 
 # A name may stand for another one of these in a later step; other objects of ours (an iterator) only change.
@@ -78,7 +79,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         return len(place) == 1 and is_of_a_call(place, iteration.loop)
 
     of_loop = frames[iteration.loop]
-    read_after = iteration.read_after | {*of_loop.f_code.co_cellvars}
+    read_after = iteration.read_after | _kept_by_functions(of_loop.f_code)
     read_by_any = read_after | _read_by_functions(of_loop.f_code)
     own_module = of_loop.f_globals.get("__name__") if of_loop.f_code.co_name == "<module>" else None
     looks_up = own_module is not None and not _LOOK_UP.isdisjoint(read_by_any)
@@ -149,6 +150,20 @@ def _read(
     flow.hold_the_same()
     flow.expose_members()
     return reading, in_turns
+
+
+def _kept_by_functions(code: CodeType) -> set[str]:
+    """Return the variables of a function that functions defined in it may read later: not those that comprehensions
+    alone read, which run where they stand. (A generator expression may be kept.)"""
+
+    def inner_of(one: CodeType) -> Iterator[CodeType]:
+        for inner in (const for const in one.co_consts if isinstance(const, CodeType)):
+            if inner.co_name in _COMPREHENSIONS:
+                yield from inner_of(inner)
+            else:
+                yield inner
+
+    return {*code.co_cellvars} & {name for inner in inner_of(code) for name in inner.co_freevars}
 
 
 def _read_by_functions(code: CodeType) -> set[str]:

@@ -21,6 +21,10 @@ class Parts(Protocol):
         """Names and objects of modules and parameters, on which a script may set attributes."""
         ...
 
+    def optimizers(self) -> Iterator[tuple[str, Any]]:
+        """Optimizers by name, of which the script's own may have attributes too."""
+        ...
+
 
 class NoParts:
     """Nothing was handed over."""
@@ -31,6 +35,9 @@ class NoParts:
         raise LookupError(name)
 
     def owners(self) -> Iterator[tuple[Sequence[str], Any]]:
+        return iter(())
+
+    def optimizers(self) -> Iterator[tuple[str, Any]]:
         return iter(())
 
 

@@ -97,6 +97,10 @@ class References:
         for key, parameter in self._slots.parameters.items():
             yield ("slot", *key), parameter
 
+    def optimizers(self) -> Iterator[tuple[str, Optimizer]]:
+        """Return the optimizers, by name."""
+        return iter(self._optimizers.items())
+
     def _part(self, kind: str, first: Any, second: Any = None, path: str = "") -> Any:
         match kind:
             case "module":

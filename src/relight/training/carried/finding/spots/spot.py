@@ -15,7 +15,17 @@ from relight.training.state.values.kinds import attributes_of
 from relight.training.torch_private.modules import buffers_in, hook_table, modules_in, parameters_in
 
 BOUND = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
-_FIXED_INSIDE = (*BOUND, functools.partial)  # their objects and arguments are never others
+# Around functions: the attributes that hold these, and what goes to them. They never hold others.
+AROUND_FUNCTIONS: dict[type, tuple[str, ...]] = {
+    functools.partial: ("func", "args", "keywords"),
+    functools.partialmethod: ("func", "args", "keywords"),
+    functools.cached_property: ("func",),
+    functools.singledispatchmethod: ("func",),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+}
+_FIXED_INSIDE = (*BOUND, *AROUND_FUNCTIONS)
 
 
 class _Missing:
@@ -23,6 +33,11 @@ class _Missing:
 
 
 MISSING: Any = _Missing()
+
+
+def around_function(value: Any) -> tuple[str, ...]:
+    """The attributes of what stands around a function, such as a static method, that hold this and its arguments."""
+    return next((names for kind, names in AROUND_FUNCTIONS.items() if isinstance(value, kind)), ())
 
 
 def is_empty(value: Any) -> bool:
@@ -77,7 +92,9 @@ class AttributeSpot(Spot):
         if own is not None and name in own:
             return own[name]
         if isinstance(owner, type):
-            return getattr(owner, name, MISSING)
+            with contextlib.suppress(Exception):  # a metaclass may answer with any
+                return getattr(owner, name)
+            return MISSING
         if isinstance(owner, nn.Module):
             for table in (buffers_in(owner), parameters_in(owner), modules_in(owner)):
                 if name in table:
