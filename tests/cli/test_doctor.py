@@ -62,6 +62,7 @@ def test_json_names_what_is_protected_and_what_to_change(begin: Begin, tmp_path:
     ("how", "words"),
     [
         ("hidden", "was computed twice from the same start, and ended with other bits in"),
+        ("counts", "average.calls: counted by steps, and not in the state_dict()"),
         pytest.param("nested", "training.steps() stands inside another loop", marks=pytest.mark.all),
         pytest.param("none", "took no step from training.steps()", marks=pytest.mark.all),
     ],

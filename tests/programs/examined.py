@@ -10,7 +10,25 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import relight
 
-HOW = ["clean", "every-step", "hidden", "nan", "nested", "fails", "none"]
+HOW = ["clean", "counts", "every-step", "hidden", "nan", "nested", "fails", "none"]
+
+
+class Average:
+    """An average of the losses, renewed by each fifth call, whose state lacks the number of calls."""
+
+    def __init__(self) -> None:
+        self.calls, self.value = 0, torch.zeros(())
+
+    def update(self, loss: torch.Tensor) -> None:
+        self.calls += 1
+        if self.calls % 5 == 0:
+            self.value.lerp_(loss.detach(), 0.1)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.value = state["value"]
 
 
 def train_in_epochs(training: relight.Training) -> None:
@@ -35,7 +53,9 @@ def main() -> None:
         generator = torch.Generator().manual_seed(number)
         return torch.randn(16, 8, generator=generator), torch.randint(0, 4, (16,), generator=generator)
 
-    training = relight.Training(model=model, optimizer=optimizer, data=batch_of)
+    average = Average()
+    handed = {"average": average} if how == "counts" else {}
+    training = relight.Training(model=model, optimizer=optimizer, data=batch_of, per_rank=handed)
     seen = os.memfd_create("seen")
     training.checkpoint("mine", every=1 if how == "every-step" else 3)
     smoothed = 1.0
@@ -53,6 +73,8 @@ def main() -> None:
             step.report(loss)
             (loss / smoothed).backward()
             smoothed = 0.9 * smoothed + 0.1 * loss.item()
+            if how == "counts":
+                average.update(loss)
             optimizer.step()
             optimizer.zero_grad()
     print("the code after the loop was run")

@@ -8,7 +8,7 @@ that goes on from a checkpoint is not ended for it: it would never get past that
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -18,6 +18,7 @@ import xxhash
 
 from relight.device.choose import accelerator
 from relight.errors import UsageError
+from relight.script_files import is_user_type
 from relight.training.carried.code.source import user_frames
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
@@ -25,6 +26,7 @@ from relight.transfer.io.codec import Flat, local_part, tensor_digests
 
 _NAMED = 3  # tensors, in the message
 _GRADIENT = "the gradient of "
+_ATTRIBUTE = "attribute "
 _RESUMED = "in the second step after a start from a checkpoint: "
 
 
@@ -102,6 +104,8 @@ class RepeatCheck:
             for (owner, name), parameter in state.slots.parameters.items():
                 if parameter.grad is not None:
                     found[f"{_GRADIENT}{owner}.{name}"] = _digest(local_part(parameter.grad))
+        for name, thing in (*state.objects.items(), *state.per_rank.items()):
+            found |= {f"{_ATTRIBUTE}{name}.{attribute}": count for attribute, count in _counts_of(thing)}
         return found
 
     def _compare(self, first: Mapping[str, int], second: Mapping[str, int]) -> None:
@@ -116,6 +120,14 @@ class RepeatCheck:
                 "list of K batches, and the optimizer steps once at its end (docs/TRAINING.md)"
             )
             return
+        if lacking := [path.removeprefix(_ATTRIBUTE) for path in different if path.startswith(_ATTRIBUTE)]:
+            self._object(
+                f"{', '.join(lacking[:_NAMED])}: counted by steps, and not in the state_dict() of what was "
+                "handed over. A step that is computed again counts twice, and a replacement counts from the beginning. "
+                "Put it into state_dict() and load_state_dict(), or do not hand the object over: attributes of objects "
+                "of your own are carried (docs/CARRIED.md)"
+            )
+            return
         more = f" and {len(different) - _NAMED} more" if len(different) > _NAMED else ""
         self._object(
             f"step {self._worker.version} was computed twice from the same start, and ended with other bits in "
@@ -125,6 +137,14 @@ class RepeatCheck:
             "it), or an object that was not handed over: hand it over, declare it (training.carry(...)), or compute it "
             f"from step.number (docs/CARRIED.md). {_of_device()}"
         )
+
+
+def _counts_of(thing: Any) -> Iterator[tuple[str, int]]:
+    """Whole numbers that an object of a class of the script's has as attributes."""
+    if is_user_type(type(thing)):
+        for name, value in list(getattr(thing, "__dict__", {}).items()):
+            if type(value) is int:
+                yield name, value
 
 
 def _has_threads_of_script() -> bool:
