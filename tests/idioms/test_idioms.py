@@ -92,6 +92,14 @@ def test_a_replacement_takes_what_all_ranks_change_alike_after_an_epoch(fault: s
     assert "right if that code does the same on all ranks" in ending.words
 
 
+@pytest.mark.parametrize("fault", ["kill rank 0 in AFTER_WRITE of step 6", "kill rank 0 in BARRIER of step 7"])
+def test_a_replacement_takes_that_timers_were_stopped_after_the_block(fault: str) -> None:
+    """The survivor has run the code after the block, and in the first case has begun the next step, too."""
+    ending = killed_in_phases("timers_around_blocks", [fault])
+    verdict, words = judge(ending, undisturbed("timers_around_blocks").digests)
+    assert (verdict, ending.failures) == (Verdict.EQUAL, 1), words
+
+
 def test_a_replacement_whose_first_step_is_interrupted_has_the_number_of_the_epoch() -> None:
     """Rank 1 is in the block then: the others have its part of an all-reduce before the backward pass."""
     faults = ["kill rank 1 in BACKWARD of step 9", "kill rank 0 in BACKWARD of step 9 attempt 1"]
