@@ -114,6 +114,14 @@ def test_results_that_are_only_computed_late_are_not_told(change: str, tmp_path:
     assert loop.doubt is None
 
 
+def test_contexts_that_are_closed_are_not_told(tmp_path: Path) -> None:
+    opened = "(lambda stack: (stack.callback(int), stack)[1])(contextlib.ExitStack())"
+    loop = Loop(until=8, fails_at=5)
+    run_script(script(opened, "made.close()", 5), loop, tmp_path)
+    assert loop.doubt is None
+    assert not any(loop.undone)
+
+
 def test_what_an_undone_step_has_cached_is_computed_anew(tmp_path: Path) -> None:
     source = script("kept('a')", "setattr(kept('b'), 'value', kept('b').value + 1)", 5)
     assert (

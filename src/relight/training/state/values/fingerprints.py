@@ -72,7 +72,8 @@ def fingerprint_of(value: Any, digests: Digests) -> Any:
     if kind is queue.SimpleQueue:
         return _Blind() if value.qsize() else 0
     if kind in _STACKS:
-        return digests.of(vars(value)["_exit_callbacks"])
+        callbacks = vars(value)["_exit_callbacks"]
+        return digests.of(callbacks) if callbacks else None  # one that was closed has nothing that goes on
     if kind is _PACKER:
         return _flushed(value)
     if kind in _FILES:
@@ -88,7 +89,7 @@ def differs(before: Any, now: Any) -> bool:
     """Return whether an object has changed between two fingerprints; of a cache, whether an older result has."""
     if isinstance(before, dict) and isinstance(now, dict):
         return any(now[key][0] == one[0] and now[key] != one for key, one in before.items() if key in now)
-    return bool(before != now)
+    return now is not None and bool(before != now)
 
 
 class _Blind:
