@@ -86,6 +86,14 @@ SHAPES = {
         ),
         "files that steps ask for",
     ),
+    "files that it reads if it can": (
+        fn(
+            "with contextlib.suppress(FileNotFoundError):\n b = float(path.read_text())\n"
+            "with contextlib.suppress(FileNotFoundError):\n path.unlink() #w\nb.backward()",
+            before="import contextlib, pathlib\npath = pathlib.Path('best')",
+        ),
+        "files that steps ask for",
+    ),
     "files that it lists": (
         fn(
             "b = b * len(glob.glob('*.pt'))\nb.backward()",

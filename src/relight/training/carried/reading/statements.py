@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from relight.training.carried.code.refs import Ref, item_of, own_method, part_of
 from relight.training.carried.reading.flow import FILES, NOWHERE, Use
-from relight.training.carried.reading.syntax import MOST_MEMBERS, asks_by_failing, known, only_changes_files, union
+from relight.training.carried.reading.syntax import (
+    MOST_MEMBERS,
+    asks_by_failing,
+    known,
+    only_changes_files,
+    suppressed,
+    union,
+)
 
 if TYPE_CHECKING:
     from relight.training.carried.reading.reading import Reading
@@ -130,6 +137,8 @@ class Statements:
                 batch = Ref(("temporary", -1, ""))  # no part of the step
                 self._reading.assign(item.optional_vars, batch if enters else value)
             managers.append(value)
+            if asks_by_failing(node.body, suppressed(item.context_expr)):
+                self._flow.read(FILES, self._reading.targets.effect(node.body))
         if enters:
             self.body(node.body)
             self._flow.late = True
@@ -218,7 +227,7 @@ class Statements:
     def _try(self, node: ast.Try | ast.TryStar) -> None:
         start = self._flow.state
         before = None if start is None else set(start)
-        if asks_by_failing(node):
+        if asks_by_failing(node.body, [handler.type for handler in node.handlers]):
             handled = [statement for handler in node.handlers for statement in handler.body]
             self._flow.read(FILES, self._reading.targets.effect([*node.body, *node.orelse, *handled]))
         self.body(node.body)

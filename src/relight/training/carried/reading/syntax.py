@@ -104,14 +104,19 @@ def changes_files(node: ast.Call, owner: Any) -> bool:
     return name in CHANGES_FILES and (name not in _ALSO_OTHERS or getattr(owner, "__name__", "") in _OF_FILES)
 
 
-def asks_by_failing(node: ast.Try | ast.TryStar) -> bool:
-    """Return whether a statement reads files, and does something else if there are none."""
-    names = {name for handler in node.handlers for name in _errors_of(handler.type)}
+def asks_by_failing(body: Sequence[ast.stmt], caught: Sequence[ast.expr | None]) -> bool:
+    """Return whether statements read files, and something else is done if there are none: these errors are `caught`."""
+    names = {name for one in caught for name in _errors_of(one)}
     if not names & (_MISSING | _PERHAPS_MISSING):
         return False
-    calls = [call for one in node.body for call in ast.walk(one) if isinstance(call, ast.Call)]
+    calls = [call for one in body for call in ast.walk(one) if isinstance(call, ast.Call)]
     called = {_name_of(call) for call in calls if not changes_files(call, None)}
-    return bool(called & _READS_FILES) or (bool(names & _MISSING) and not only_changes_files(node.body))
+    return bool(called & _READS_FILES) or (bool(names & _MISSING) and not only_changes_files(body))
+
+
+def suppressed(manager: ast.expr) -> Sequence[ast.expr]:
+    """Return the errors that a context manager suppresses, if it is `contextlib.suppress`."""
+    return manager.args if isinstance(manager, ast.Call) and _name_of(manager) == "suppress" else ()
 
 
 def _errors_of(caught: ast.expr | None) -> set[str]:
