@@ -197,6 +197,10 @@ Standbys are started with the ranks. If spares are expected and some have not jo
 most until every rank has reached its first step. Until then the loss of a host with ranks ends the job, and that of a
 spare costs its standbys. Later, nodes and spares are alike.
 
+In its first step each rank shows the others, by digests, what the script had made before its loop. No rank computes
+before all have seen that: after the comparison follows an all-reduce that says nothing else. So a rank that is lost in
+code of its first step has been seen by every survivor, any of which can tell its replacement the values of its rank.
+
 ## A host that is drained
 
 Once each rank of the host has a warm standby elsewhere, **WindDown** goes to all ranks: in the barrier of the next step

@@ -74,8 +74,9 @@ class Agreement:
     def compare_rank_values(self) -> None:
         """At the start of the job's first step: let every rank know what the others made from their ranks.
 
-        What is carried for that becomes part of the private state with which the step began. Returns without that if a
-        failure prevents it: the step is about to be interrupted.
+        What is carried for that becomes part of the private state with which the step began. No rank returns before all
+        know it, so none is lost in code of the step while others do not know what it had made. Returns without that if
+        a failure prevents it: the step is about to be interrupted.
         """
         runtime, values = self._runtime, self._rank_values
         rank, world_size = runtime.rank, runtime.world_size
@@ -92,6 +93,7 @@ class Agreement:
             if values.learn(own, world_size, slots, table) and self._private.may_keep_again():
                 self._private.keep(self._worker.version, between=True)
             self._state.rank_values = values.describe()
+            self._sums.add_up([1])  # a rank that is lost from here on was known to all others
 
     # --- buffers that are a rank's own: the same on all ranks -------------------------------------------------------
     @property
