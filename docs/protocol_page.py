@@ -168,10 +168,26 @@ i, every survivor is prepared(i)*. The rule rests on that alone.
 ## A collective between two steps
 
 Code after the block runs once, and a recovery cannot repeat it. Survivors run it to its end before they report or
-restore, so that a replacement gets what it leaves. If it calls a collective which the recovery cuts, the rank goes on
-**alone**, with its own value, doubts the bits, and says so with its status (or with Restored, if it finishes the step
-only after the decision). A rank that has come to its next step has completed every collective before it, so what it
-holds is right.
+restore, so that a replacement gets what it leaves. If it calls a collective which the recovery cuts, there are two
+ways.
+
+**All meet in it.** In code between two epochs a rank may *wait* in its first collective since the step: its script
+stands there, the status says so, and the recovery runs inside the call. It may as long as that code has changed nothing
+that replicas share, and reads nothing that the steps have set and no rank keeps. If every intact rank of the target
+version waits there, or is to finish the step first, Restore says that targets *run the code*: a replacement begins
+after the block of the last step, with its rank's private state of the barrier, and runs the code itself. After Resume
+those that wait call the same collective again, on the new groups, and the replacement comes to it. Nothing is repeated
+and nothing doubted. What is served to the replacement is the state with which the code began.
+
+1. A rank that is to finish its step comes to the collective after the decision, and carries the order out there. If it
+   comes to its next step without one, its restore has failed.
+2. If not all can meet (one has completed the collective, or one that is lost had asked for its next step), the recovery
+   begins again, and that Stop tells all to go on alone. So does a Stop before a last checkpoint, and each that comes
+   after such a Resume before every rank has committed a step: that code may fail in a replacement, and is tried once.
+
+**Ranks go on alone** otherwise, each with its own value; it doubts the bits, and says so with its status (or with
+Restored, if it finishes the step only after the decision). A rank that has come to its next step has completed every
+collective before it, so what it holds is right.
 
 1. Copies come from ranks that did not go alone; if there are none, from one rank of each part, the lowest that has
    copied nothing in this recovery.

@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from relight.errors import StepInterrupted
 from relight.training.collectives.generation_group import GenerationGroup
 from relight.training.collectives.group import RelightProcessGroup
+from relight.training.collectives.policy import CodeBetween, NoCodeBetween
 from relight.training.torch_private.distributed.groups import make_generation_group
 
 DEADLINE_SECONDS = 20.0
@@ -149,6 +150,7 @@ class Open:
     closed = False
     launches = launches_of_all = 0
     after_recovery = False
+    code_between: CodeBetween = NoCodeBetween()
 
     def count_collective(self) -> None:
         pass

@@ -94,6 +94,12 @@ class Failing:
         job.job_stats.failures.add(None, "communication", evidence, None, 0, job.generation, now, self.recovery_step)
         return self.open_generation(now)
 
+    def on_alone(self, now: float) -> list[Command]:
+        """Ranks wait in a collective between two steps that not all can join: let them go on alone, and ask again."""
+        self._job.go_alone = True
+        why = "not all ranks can join the collective between two steps that others wait in"
+        return [self._job.stop_everyone(why, now), *self._reserve.fill_vacancies(now)]
+
     # --- replicas that differ -----------------------------------------------------------------------------------
     def on_corruption(
         self,

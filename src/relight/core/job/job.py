@@ -81,6 +81,7 @@ class Job:
         self.attempt = RecoveryAttempt()
         self.fallback = Fallback()
         self.went_apart = False  # ranks that went on alone between two steps hold different states
+        self.go_alone = False  # ranks that wait in a collective between two steps are not to wait any longer
         self.tracebacks: dict[str, ev.WorkerFailed] = {}  # exceptions of the script, by process
         self.job_stats = JobStats(
             settings.world_size, settings.standbys, kept=None if full_account else KEPT_IN_ACCOUNT
@@ -209,7 +210,7 @@ class Job:
         self.stage = Stage.STOPPING
         self.deadline = now + self.attempt.stop_limit_seconds
         self.job_stats.recoveries.stopping(self.generation, now)
-        return Stop(generation=self.generation, why=why)
+        return Stop(generation=self.generation, alone=self.go_alone, why=why)
 
     def end(self, error: str, now: float, raised: ev.WorkerFailed | None = None) -> list[Command]:
         """End the job: with an error, or, if it is empty, because training finished."""

@@ -41,6 +41,7 @@ class Saving:
 
     def begin(self, now: float) -> list[Command]:
         """Ask all ranks to pause, in a new generation."""
+        self._job.go_alone = True
         stop = self._job.stop_everyone("the job must end, after a last checkpoint", now)
         self._job.stage, self._ending = Stage.SAVING, msgspec.structs.replace(self._ending, order=None)
         return [Notice(why=f"{self._ending.error}: the job must end, after a last checkpoint", level="warning"), stop]

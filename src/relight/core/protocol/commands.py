@@ -58,9 +58,13 @@ class Assign(_Command, frozen=True, kw_only=True):
 
 
 class Stop(_Command, frozen=True, kw_only=True):
-    """Close the older generation: collectives fail at once, a write in progress finishes, then pause."""
+    """Close the older generation: collectives fail at once, a write in progress finishes, then pause.
+
+    `alone`: a rank that waits in a collective between two steps goes on alone, and pauses before its next step.
+    """
 
     generation: int
+    alone: bool = False
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +97,7 @@ class Restore(_Command, frozen=True, kw_only=True):
     history: int = 0  # the generation that last undid versions: what is kept of a version is of one history
     distrust: int = -1  # from this version on the state may be corrupted: checkpoints of such versions are removed
     keep: int = -1  # the version of which snapshots are not to be overwritten yet
+    runs_code: bool = False  # targets run the code before step `target`; all others wait in its first collective
 
 
 class Resume(_Command, frozen=True, kw_only=True):

@@ -1,7 +1,9 @@
-"""Ranks that went on alone: a recovery cut a collective between two steps, and each has its own value of it.
+"""A collective between two steps that a recovery cuts: ranks wait in it for a replacement, or go on alone.
 
-Code between two steps cannot be repeated, so the state that it has left may differ by rank. A rank that has reached its
-next step has completed all of these collectives, so its state is that of an undisturbed run. Pure.
+Code between two steps cannot be repeated, but a replacement can run it, if all others still wait in its first
+collective. Where ranks go on alone instead, each has its own value of the collective, and the state that the code has
+left may differ by rank. A rank that has reached its next step has completed all of these collectives, so its state is
+that of an undisturbed run. Pure.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,6 +13,20 @@ import msgspec
 from relight.core.protocol.events import Stopped
 from relight.core.recovery.decision import Decision, Halt
 from relight.core.recovery.shards import Shards
+
+
+def all_can_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> bool:
+    """Return whether all ranks can meet in the first collective between two steps that some of them wait in.
+
+    Args:
+        decision: of the rule that knows nothing of this.
+        reports: those it rests on.
+        gone_on: a lost rank had completed that code, so that its replacement must not run it again.
+    """
+    come = {*decision.targets, *decision.finishers}  # they run the code from its beginning
+    waiting = [report for report in reports if report.rank not in come]
+    meets = all(report.at_collective and report.version == decision.target for report in waiting)
+    return bool(waiting) and meets and not gone_on
 
 
 def follow_one(

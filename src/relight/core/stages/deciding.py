@@ -10,7 +10,7 @@ from relight.core.membership.recent import Recent
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Command, FallbackTier, Notice, Restore, Source
 from relight.core.protocol.position import Phase
-from relight.core.recovery.alone import follow_one
+from relight.core.recovery.alone import all_can_meet, follow_one
 from relight.core.recovery.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.recovery.fallback import (
     FallbackPlan,
@@ -35,23 +35,30 @@ class Deciding:
         self._history = 0  # the generation that last undid versions
         self._starts: Recent[int] = Recent()  # how often each step was started again
 
+    @property
+    def can_decide(self) -> bool:
+        """False if ranks wait in a collective between two steps, and not all can meet there."""
+        reports = self._reports()
+        if not any(report.at_collective for report in reports):
+            return True
+        decision = self._choose(reports)
+        if isinstance(decision, Halt) or self._distrusts_replicas(reports):
+            return False
+        return all_can_meet(decision, reports, self._has_gone_on(decision.target))
+
     def decide(self, now: float) -> list[Command]:
         """Order the restore that the reports allow, or end the job."""
         job = self._job
-        held = job.members.by_rank()
-        reports = [job.attempt.stopped[p.name] for p in held.values()]
-        private = self._lost_private(reports)
-        derived = derived_ranks(reports, private)
-        known = {rank: versions for rank, versions in private.items() if rank not in derived}
+        held, reports = job.members.by_rank(), self._reports()
         if reason := self._distrusts_replicas(reports):
             return self._fall_back(reason, reports, now)
-        chosen = self._follow(decide(reports, known, job.settings.world_size), reports)
-        decision = require_every_part(chosen, job.shards)
+        decision = self._choose(reports)
         if isinstance(decision, Halt) and decision.lost:
             return self._fall_back(decision.reason, reports, now)
         if isinstance(decision, Halt):
             return job.end(f"{decision.reason}. {job.advice()}", now, job.last_traceback())
-        self._begin_restore(decision, now)
+        runs_code = any(report.at_collective for report in reports)
+        self._begin_restore(msgspec.structs.replace(decision, runs_code=runs_code), now)
         served = {r.rank: self._source(r) for r in reports}
         if decision.target in self._begun_steps(reports, held):
             self._starts.add(decision.target)
@@ -62,13 +69,35 @@ class Deciding:
                 attempt=self._starts[decision.target],
                 sources=tuple(served[rank] for rank in self._choose_sources(decision)),
                 targets=decision.targets,
-                derived=derived,
+                derived=self._derived(reports),
                 history=self._history,
                 distrust=job.fallback.differed_at,
                 keep=self._worth_keeping(reports),
+                runs_code=runs_code,
                 why=f"{describe_target(decision.direction, decision.target)}: {decision.reason}",
             )
         ]
+
+    def _reports(self) -> list[ev.Stopped]:
+        """The reports of all ranks, in their order."""
+        job = self._job
+        return [job.attempt.stopped[process.name] for process in job.members.by_rank().values()]
+
+    def _derived(self, reports: Sequence[ev.Stopped]) -> tuple[int, ...]:
+        return derived_ranks(reports, self._lost_private(reports))
+
+    def _choose(self, reports: Sequence[ev.Stopped]) -> Decision | Halt:
+        """Decide from replicas."""
+        job, derived = self._job, self._derived(reports)
+        known = {rank: found for rank, found in self._lost_private(reports).items() if rank not in derived}
+        chosen = self._follow(decide(reports, known, job.settings.world_size), reports)
+        return require_every_part(chosen, job.shards)
+
+    def _has_gone_on(self, target: int) -> bool:
+        """Return whether a lost rank had asked for step `target`, so that it had run all code before that."""
+        members = self._job.members
+        lost = [members.processes[name] for names in members.predecessors.values() for name in names]
+        return any(process.final_position.step >= target for process in lost)
 
     def _follow(self, decision: Decision | Halt, reports: Sequence[ev.Stopped]) -> Decision | Halt:
         """Choose whose state counts where ranks went on alone after a collective between two steps."""

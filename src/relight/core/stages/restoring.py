@@ -67,6 +67,7 @@ class Restoring:
         job = self._job
         job.stage, job.deadline = Stage.TRAINING, None
         job.fallback, job.went_apart = Fallback(), False
+        job.go_alone = decision.runs_code  # should that code fail in a replacement, it is not tried again
         for process in job.members.by_rank().values():
             process.replacement = False
         job.members.predecessors.clear()
@@ -100,6 +101,7 @@ class Restoring:
     def _prove(self) -> None:
         """All members have committed a step: the recovery is over, and its replacements are of use."""
         self._attempts.succeed()
+        self._job.go_alone = False
         for process in self._job.members.by_rank().values():
             process.proven = True
 

@@ -54,4 +54,6 @@ class Stopping:
             return []
         if job.members.dying() or any(name not in stopped for name in job.members.names_by_rank().values()):
             return []
-        return [] if self._attempts.is_put_off(now) else self._deciding.decide(now)
+        if self._attempts.is_put_off(now):
+            return []
+        return self._deciding.decide(now) if self._deciding.can_decide else self._failing.on_alone(now)

@@ -7,6 +7,10 @@ class Action(msgspec.Struct, frozen=True):
     """One thing to do. Unless noted, the main thread does it."""
 
 
+class GoOnAlone(Action, frozen=True):
+    """Give the collective between two steps that this rank waits in its own value, and run the code after it."""
+
+
 class CloseGeneration(Action, frozen=True):
     """Break connections, cancel copies, withdraw what is offered. The link thread does it, at once."""
 

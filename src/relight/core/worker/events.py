@@ -79,6 +79,13 @@ class WentOnAlone(_Event, frozen=True):
     """A collective between two steps was cut short by a recovery: code there went on with this rank's own value."""
 
 
+class WaitsBetweenSteps(_Event, frozen=True):
+    """Code between two steps stands in its first collective, which broke, and a replacement could run all of it.
+
+    It has changed nothing that replicas share since the step.
+    """
+
+
 class StepUndone(_Event, frozen=True):
     """The step was undone before its barrier, to be computed again, though nothing has failed."""
 
@@ -155,6 +162,7 @@ Event = (
     | CollectiveBroke
     | CutShort
     | WentOnAlone
+    | WaitsBetweenSteps
     | StepUndone
     | StepFinished
     | Interrupted

@@ -16,6 +16,7 @@ def on_stop(worker: "Worker", stop: Stop) -> Actions:
     if stop.generation <= worker.newest:
         return ()
     worker.newest = stop.generation
+    worker.go_alone = stop.alone
     worker.closed = True
     return _CLOSE
 

@@ -77,7 +77,7 @@ def on_step_entered(worker: "Worker", event: ev.StepEntered) -> act.Actions:  # 
     worker.state = State.IN_STEP
     worker.started = worker.version
     worker.prepared = -1
-    worker.passed = worker.wrote = worker.alone = False
+    worker.passed = worker.wrote = worker.alone = worker.runs_code = False
     return ()
 
 

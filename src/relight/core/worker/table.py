@@ -53,6 +53,7 @@ TABLE: Table = {
     ev.BarrierPutOff: {State.AT_BARRIER: step.on_barrier_put_off},
     ev.CutShort: _in(State, step.on_cut_short),
     ev.WentOnAlone: _in(State, step.on_alone),
+    ev.WaitsBetweenSteps: {State.OUTSIDE: recovery.on_waiting},
     ev.StepUndone: {State.IN_STEP: step.on_undone},
     ev.StepFinished: {State.WRITING: step.on_finished},
     ev.CollectiveBroke: _in(State, step.on_broken),

@@ -32,6 +32,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     sound: int
     wrote: bool
     alone: bool
+    at_collective: bool
 
 
 class Worker:
@@ -46,6 +47,7 @@ class Worker:
         # --- orders, as the link thread receives them
         self.newest = 0  # generation of the newest Stop or Assign
         self.closed = False  # a newer generation than the main thread's was opened
+        self.go_alone = False  # the newest Stop wants no rank to wait in a collective between two steps
         self.wind_down_in = 0  # the generation in which all ranks are to pause; they agree at a barrier on when
         self.orders: dict[type, Any] = {}  # the newest of each kind
         # --- the state of the rank
@@ -55,6 +57,8 @@ class Worker:
         self.torn = False  # it was interrupted where the step can neither be finished nor undone
         self.torn_by = ""  # what in the step did that, for people
         self.alone = False  # code after the newest step has this rank's own value of a collective that was cut
+        self.at_collective = False  # code after the newest step waits in its first collective, for all other ranks
+        self.runs_code = False  # this replacement runs the code after the newest step, before it takes another one
         self.agreed = -1  # the newest version of which it is known that all replicas held the same bits
         self.sound = -1  # the newest version to which only such replicas contributed, as far as is known here
         self.history = 0  # the generation that last undid versions
@@ -139,6 +143,7 @@ class Worker:
             sound=self.sound,
             wrote=self.wrote,
             alone=self.alone and not self.blank,
+            at_collective=self.at_collective,
         )
 
     def compares(self, every: int, *, first: bool) -> bool:

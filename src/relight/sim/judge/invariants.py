@@ -25,6 +25,7 @@ INVARIANTS = {
     "I21": "Once a rank has been surprised, no rank that hears of it has its barrier before a write again.",
     "I22": "A host that comes is given back only if its machine has failed, and each machine a few times.",
     "I23": "After a collective between two steps that was cut, all go on from a rank that completed it, or from one.",
+    "I24": "Code between two steps is run once for each rank, or the bits are doubted.",
     "L1": "A job ends well, or with a reason that its faults excuse.",
     "L2": "Nothing waits forever.",
     "L3": "Nothing healthy is killed, and nothing is recovered without a cause.",

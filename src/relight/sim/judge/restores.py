@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 
 def check_restore(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:
-    """I2, I5, I7 to I10, I13 to I15 of one order."""
+    """I2, I5, I7 to I10, I13 to I15, I23 and I24 of one order."""
     _check_all_are_paused(seen, restore, members)
     for worker in members:
         _check_alone(seen, worker)
     _check_sources(seen, restore, members)
+    if restore.runs_code:
+        _check_code(seen, restore)
     if restore.tier is not FallbackTier.REPLICA:
         _check_fallback(seen, restore, members)
         return
@@ -125,6 +127,13 @@ def _check_followed(seen: "Checker", restore: Restore, members: Sequence[Simulat
             raise Violation(f"I23: ranks {[w.rank for w in sure]} hold the right bits, and others are copied")
         if len({w.state.content for w in served}) > 1:
             raise Violation(f"I23: ranks {[w.rank for w in served]} are copied, and hold different bits")
+
+
+def _check_code(seen: "Checker", restore: Restore) -> None:
+    """I24: no replacement runs code between two steps that its rank has run to the end."""
+    ended = [w.name for w in seen.workers.values() if w.rank >= 0 and w.page.step >= restore.target]
+    if ended:
+        raise Violation(f"I24: code before step {restore.target} is to be run again, though {ended} had run it")
 
 
 def _check_all_are_paused(seen: "Checker", restore: Restore, members: Sequence[SimulatedWorker]) -> None:

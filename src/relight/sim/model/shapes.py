@@ -12,11 +12,13 @@ barrier, which must not change a bit.
     unexpected    G | B | W C W |        the same without a change of private state
     late-change    G | B | W P |          only private state changes after the barrier, against what was learnt
     shared-after   G | B | W | S          code after the block puts the result of a collective into the state
+    waits-after    G | B | W | S          the same, where ranks can wait in the collective for a replacement
     new-buffer     G | B A B | W          rank 0 alone changes a buffer, for the first time in the job
     new-buffers    G | B A B | W          all other ranks do
 
 G is the gradient's all-reduce, W a write, C another collective, P a change of private state, B a barrier, S a
-collective between two steps: a rank for which a recovery cuts it goes on alone, with its own value. A is the collective
+collective between two steps: a rank for which a recovery cuts it goes on alone, with its own value, unless all can meet
+in it after the recovery. A is the collective
 by which ranks agree on buffers that each has for itself; before it B is not passed, as some rank is not prepared.
 
 In a job whose ranks *learn*, shapes say only what the steps compute (a GAN that is regularized in every second step:
@@ -34,6 +36,7 @@ class Script(NamedTuple):
     writes: int = 1
     changes_private_late: bool = False  # after the last write
     shares_after: bool = False  # code after the block puts the result of a collective into the state
+    waits: bool = False  # ranks can wait in that collective until a replacement comes to it
     finders: str = ""  # which ranks change a buffer for the first time in the job: "first" (rank 0), "others", or none
 
     def finds(self, rank: int) -> bool:
@@ -78,6 +81,7 @@ SHAPES = {
     "unexpected": Shape(Script(2), 0),
     "late-change": Shape(Script(1, changes_private_late=True), 0),
     "shared-after": Shape(Script(shares_after=True)),
+    "waits-after": Shape(Script(shares_after=True, waits=True)),
     "new-buffer": Shape(Script(finders="first")),
     "new-buffers": Shape(Script(finders="others")),
 }

@@ -148,6 +148,10 @@ _WHILE_SHARING = ("BARRIER", "AFTER_STEP", "SHARE", "OUTSIDE", "OPTIMIZER")
 _sharing = functools.partial(
     Mutation, within=200, actions=(Action.KILL,), points=_WHILE_SHARING, shapes=("shared-after",)
 )
+# The same, and ranks can wait in that collective.
+_waiting = functools.partial(
+    Mutation, within=500, actions=(Action.KILL,), points=_WHILE_SHARING, shapes=("waits-after",)
+)
 # A step changes a buffer for the first time, on some ranks.
 _agreeing = functools.partial(
     Mutation,
@@ -378,6 +382,10 @@ MUTATIONS = (
         decisions=sharing.TakesAHalfCopyForWhole,
         points=(*_WHILE_SHARING, "OBEY", "COPY", "TAKE_OVER"),
     ),
+    _waiting("meets-without-all", controller=sharing.MeetsWithoutAll),
+    _waiting("code-run-twice", controller=sharing.RunsCodeTwice),
+    _waiting("code-skipped", decisions=sharing.SkipsTheCode),
+    _waiting("waits-in-any-case", decisions=sharing.WaitsInAnyCase),
     _agreeing("agreed-after-barrier", worker=agreeing.AgreesAfterTheBarrier),
     _agreeing("prepared-while-agreeing", decisions=agreeing.StaysPreparedWhileRanksAgree),
     _agreeing("undone-private-kept", within=20_000, worker=agreeing.KeepsWhatAnUndoneAttemptKept),

@@ -6,11 +6,12 @@ from typing import ClassVar
 import msgspec
 
 from relight.core.protocol import events as ev
+from relight.core.protocol.commands import Stop
 from relight.core.recovery.decision import Decision, Halt
 from relight.core.stages.deciding import Deciding
 from relight.core.worker import actions as act
 from relight.core.worker import events as happened
-from relight.core.worker import recovery
+from relight.core.worker import orders, recovery
 from relight.core.worker.states import State
 from relight.core.worker.table import Table
 from relight.core.worker.worker import Worker
@@ -31,6 +32,45 @@ class FollowsAnyone(Deciding):
 
     def _follow(self, decision: Decision | Halt, reports: Sequence[ev.Stopped]) -> Decision | Halt:  # noqa: ARG002
         return decision
+
+
+class MeetsWithoutAll(Deciding):
+    """Ranks that wait in a collective go on waiting, though another one has completed it and does not come again."""
+
+    @property
+    def can_decide(self) -> bool:
+        return True
+
+
+class RunsCodeTwice(Deciding):
+    """A replacement runs the code between two steps that its rank had completed before it was lost."""
+
+    def _has_gone_on(self, target: int) -> bool:  # noqa: ARG002
+        return False
+
+
+class SkipsTheCode(Worker):
+    """A replacement takes the next step at once, though the others wait for it in the code before that."""
+
+    @staticmethod
+    def _resumed(worker: Worker, event: happened.Ordered) -> act.Actions:
+        actions = recovery.on_resume(worker, event)
+        worker.runs_code = False
+        return actions
+
+    table: ClassVar[Table] = with_handler(happened.Ordered, (State.RESTORED,), _resumed)
+
+
+class WaitsInAnyCase(Worker):
+    """A rank waits in a collective between two steps, though it was told to go on alone."""
+
+    @staticmethod
+    def _stop(worker: Worker, stop: Stop) -> act.Actions:
+        actions = orders.on_stop(worker, stop)
+        worker.go_alone = False
+        return actions
+
+    table: ClassVar[Table] = with_handler(Stop, tuple(State), _stop)
 
 
 class ForgetsThatItWentOnAlone(Worker):

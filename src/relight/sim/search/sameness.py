@@ -110,6 +110,9 @@ class Describer:
                 machine.blank,
                 machine.torn,
                 machine.alone,
+                machine.at_collective,
+                machine.go_alone,
+                machine.runs_code,
                 machine.is_standby,
                 machine.generation,
                 machine.reported,
@@ -153,7 +156,7 @@ class Describer:
         if isinstance(order, Restore):
             serves = worker.rank in [source.rank for source in order.sources]
             copies = bool(order.targets), worker.rank in order.targets
-            return "Restore", order.generation, order.target, *copies, serves
+            return "Restore", order.generation, order.target, *copies, serves, order.runs_code
         return type(order).__name__, getattr(order, "generation", 0)
 
     # --- the network ----------------------------------------------------------------------------------------------
@@ -187,7 +190,8 @@ def _told(message: Any, rank: int, predecessors: tuple[str, ...]) -> Hashable:
         return "CopyPrivate", predecessors.index(message.source) if known else message.source, message.version
     if isinstance(message, Restore):
         serves = rank in [source.rank for source in message.sources]
-        return "Restore", message.generation, message.target, rank in message.targets, serves
+        copies = rank in message.targets
+        return "Restore", message.generation, message.target, copies, serves, message.runs_code
     if isinstance(message, Assign):
         return "Assign", message.generation
     return _said(message)
@@ -236,6 +240,7 @@ class Books:
                 None if suspected is None else suspected.step,
                 attempt.suspected_restore is None,
                 job.went_apart,
+                job.go_alone,
                 None if decision is None else decision.target,
                 controller.reserve.patience_seconds,
                 attempt.stop_limit_seconds if recovers else None,

@@ -80,8 +80,14 @@ class Keeper:
         lacking = [one.key for one in here if one.may_move_on(early=early) and one.key in {*keys}]
         lacking += unset
         self._was_unsettled = bool(unsettled or lacking)
-        words = _words(tuple(unsettled), tuple(lacking), tuple(lost), self._catalog.loop.place)
+        between = [one.key for one in here if ends_epoch and not one.may_change(early=early, ends_epoch=False)]
+        words = _words(tuple(unsettled), tuple(lacking), tuple(between), tuple(lost), self._catalog.loop.place)
         return joined({"names": names, "of_calls": of_calls, **words})
+
+    @property
+    def lacks_between(self) -> list[str] | None:
+        """Names that steps set, that code between epochs reads, and of which nothing is kept; None: not known."""
+        return self._catalog.needed_between
 
     @property
     def is_unsettled(self) -> bool:
@@ -270,13 +276,26 @@ class Keeper:
         return ""
 
 
+def settled_by_code(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return what was kept at the last barrier of an epoch, for a process that runs the code after that itself."""
+    done = {*tree.get("between", ())}
+    return {**tree, **{name: [key for key in tree[name] if key not in done] for name in ("unsettled", "lacking")}}
+
+
 @functools.lru_cache(maxsize=64)
-def _words(unsettled: tuple[str, ...], lacking: tuple[str, ...], lost: tuple[str, ...], loop: Any) -> dict[str, Node]:
+def _words(
+    unsettled: tuple[str, ...],
+    lacking: tuple[str, ...],
+    between: tuple[str, ...],
+    lost: tuple[str, ...],
+    loop: tuple[str, int],
+) -> dict[str, Node]:
     """Flatten what goes with the values: mostly the same in every step.
 
-    `unsettled`, `lacking`: what a step may change after this.
+    `unsettled`, `lacking`: what a step may change after this. `between`: what only code between epochs does.
     """
-    found = {"unsettled": unsettled, "lacking": lacking, **({"lost": lost} if lost else {}), "loop": loop}
+    found: dict[str, Any] = {"unsettled": unsettled, "lacking": lacking, "loop": loop}
+    found |= {name: words for name, words in (("between", between), ("lost", lost)) if words}
     return {name: flatten([*words], "") for name, words in found.items()}
 
 

@@ -150,8 +150,10 @@ class RelightProcessGroup(dist.ProcessGroup):
         protected = policy.is_protected()
         if policy.closed and protected:
             raise StepInterrupted(f"{operation}: the generation was closed by a failure elsewhere")
+        if not protected:
+            policy.code_between.come((*args, *kwargs.values()))
         if self.is_cut_off:
-            return self._alone(operation, args, kwargs)
+            return self._cut(operation, args, kwargs)
         policy.count_collective()
         self._count_launch(operation)
         if protected:
@@ -165,13 +167,16 @@ class RelightProcessGroup(dist.ProcessGroup):
         except RuntimeError:
             if not policy.await_verdict():
                 raise
-            return self._alone(operation, args, kwargs)
+            return self._cut(operation, args, kwargs)
         if isinstance(work, Exchange):
             work.report_to(policy)
-        return _CuttableWork(work, policy, lambda: self._alone(operation, args, kwargs))
+        return _CuttableWork(work, policy, lambda: self._cut(operation, args, kwargs))
 
-    def _alone(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dist.Work:
-        """Give an operation that cannot be repeated this rank's own values, for the peers that it has no more."""
+    def _cut(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dist.Work:
+        """Call an operation again once all ranks can come to it; or give it this rank's own values."""
+        if self._policy.code_between.meet():
+            again: dist.Work = self._launch(operation, *args, **kwargs)
+            return again
         self._policy.cut(operation)
         complete(operation, max(0, self.getRank()), self._size, (*args, *kwargs.values()))
         return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
@@ -225,13 +230,13 @@ class _Done(dist.Work):
 
 
 class _CuttableWork(dist.Work):
-    """An operation outside the protected part of a step: if a recovery breaks it, this rank goes on alone."""
+    """An operation outside the protected part of a step: a recovery may cut it."""
 
-    def __init__(self, work: dist.Work, policy: CollectivePolicy, go_on_alone: Callable[[], dist.Work]) -> None:
+    def __init__(self, work: dist.Work, policy: CollectivePolicy, cut: Callable[[], dist.Work]) -> None:
         super().__init__()
         self._work = work
         self._policy = policy
-        self._go_on_alone = go_on_alone
+        self._cut = cut
 
     @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -240,7 +245,7 @@ class _CuttableWork(dist.Work):
         except (RuntimeError, StepInterrupted):
             if not self._policy.await_verdict():
                 raise
-            return self._go_on_alone().wait()
+            return self._cut().wait()
 
     @not_compiled
     def is_completed(self) -> bool:

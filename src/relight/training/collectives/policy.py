@@ -1,10 +1,39 @@
 """Questions of a process group about every operation, for the worker to answer."""
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+
+class CodeBetween(Protocol):
+    """Code between two epochs, where ranks can wait in the first collective for a replacement."""
+
+    @property
+    def may_wait(self) -> bool:
+        """True if the collective that is called next, or was called last, is one in which this rank can wait."""
+
+    def come(self, arguments: Iterable[Any]) -> None:
+        """The script calls a collective that a recovery cannot repeat."""
+
+    def meet(self) -> bool:
+        """Recover inside the collective that was cut, so that it can be called again. False: go on alone."""
+
+
+class NoCodeBetween:
+    """No code in which a rank can wait."""
+
+    may_wait = False
+
+    def come(self, arguments: Iterable[Any]) -> None:
+        """Do nothing."""
+
+    def meet(self) -> bool:
+        return False
 
 
 class CollectivePolicy(Protocol):
     """The worker, as its process groups see it."""
+
+    code_between: CodeBetween
 
     launches: int  # operations launched by the script, and exchanges that it has begun to wait for
     launches_of_all: int  # of these, the ones in which every rank takes part

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from relight.training.carried.carried import Carried
+from relight.training.carried.succession import settled_by_code
 from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
 from relight.training.process.runtime import Runtime
@@ -108,7 +109,10 @@ class PrivateState:
         """
         meta = meta or {}
         self._state.rank_private.adopt(tree, meta.get("late_objects", b""))
-        carried = self._carried.adopt(tree.get("carried"), meta.get("noticed"), version, meta.get("late", b""))
+        kept = tree.get("carried")
+        if kept and meta.get("runs_code"):
+            kept = settled_by_code(kept)
+        carried = self._carried.adopt(kept, meta.get("noticed"), version, meta.get("late", b""))
         doubts = [carried, self._state.rank_private.missed(tree)]
         for doubt in (*doubts, *self._state.rank_private.lost(tree.get("late"))):
             if doubt is not None:

@@ -15,6 +15,7 @@ from relight.core.worker.events import CutShort, WentOnAlone
 from relight.core.worker.worker import Worker
 from relight.errors import StepInterrupted
 from relight.training.carried.code.source import lines_of, short
+from relight.training.collectives.policy import CodeBetween, NoCodeBetween
 from relight.training.connection.page import PositionPage
 from relight.training.process.controller.notices import Notices
 from relight.training.process.groups import ProcessGroups
@@ -40,6 +41,7 @@ class Protection:
         self._notices = notices
         self._await_stop = await_stop
         self.holdings: Holdings = NoHoldings()  # of `Training`, once it is made
+        self.code_between: CodeBetween = NoCodeBetween()  # the same
         self.started = False  # the first step was offered; before that nothing is protected
         self.in_step = False  # inside `with step`
         self.count_collective: Callable[[], None] = page.count_collective
@@ -118,7 +120,7 @@ class Protection:
 
     def unprotected(self, operation: str) -> None:
         """An operation was launched where a recovery could not repeat it."""
-        if self.rank != 0 or self._worker.is_standby or self._gathering:
+        if self.rank != 0 or self._worker.is_standby or self._gathering or self.code_between.may_wait:
             return
         if self.in_step and self.holdings.is_optimizer_at_work():
             self._notices.say(

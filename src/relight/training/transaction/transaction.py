@@ -94,6 +94,10 @@ class Transaction:
         """The number that this rank adds to the barrier's all-reduce."""
         return self.learner.number(self.pattern)
 
+    def watch_code(self) -> None:
+        """Code between two steps goes on from here, after a recovery: watch what it changes."""
+        self._changes.start()
+
     def see_code_between(self) -> list[Key]:
         """Return tensors that have changed since the last step ended: the next one begins with them."""
         if changed := self._changes.see_code_between():

@@ -3,12 +3,15 @@
 import traceback
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+from relight.core.protocol.position import Phase
 from relight.core.worker import actions as act
-from relight.core.worker.events import Interrupted, StepLeft
+from relight.core.worker.events import Interrupted, StepLeft, WaitsBetweenSteps
 from relight.errors import StepInterrupted, UsageError
 from relight.script_files import is_script_file
+from relight.training.torch_private.script_modes import hidden_from_modes
 from relight.training.transaction.needs import listed
 from relight.training.worker.inventory import Inventory
 from relight.training.worker.position import show_position
@@ -91,12 +94,30 @@ class BrokenSteps:
         parts.recovery.run(actions)
         while not self._gather():
             parts.recovery.run(runtime.handle(Interrupted()))
+        self._train_again()
+        if not runtime.worker.runs_code:
+            show_position(runtime)
+            runtime.protection.after_recovery = True
+
+    def meet(self) -> bool:
+        """Recover inside a collective between two epochs. True: call it again; False: this rank goes on alone."""
+        parts, runtime = self._parts, self._runtime
+        parts.private.see_code(runtime.worker.version, parts.transaction.see_code_between())
+        with hidden_from_modes(), torch.inference_mode(mode=False), torch.enable_grad():
+            parts.recovery.run(runtime.handle(WaitsBetweenSteps()))
+            if not runtime.worker.closed:
+                self._train_again()
+                parts.transaction.watch_code()
+        runtime.page.stamp(Phase.OUTSIDE)
+        return not runtime.worker.closed
+
+    def _train_again(self) -> None:
+        """Begin to train in a new generation."""
+        parts, runtime = self._parts, self._runtime
         parts.transaction.reset()
         parts.phases.open_gates()
         parts.publishing.confirm(runtime.worker.version)
         parts.scalars.catch_up()
-        show_position(runtime)
-        runtime.protection.after_recovery = True
 
     def give_up_rehearsal(self, error: Exception) -> bool:
         """Undo a standby's rehearsal that raised: it was alone, without values of others. Return whether it goes on."""

@@ -79,18 +79,23 @@ class EpochLoop:
             self._parts.checkpointing.expect_epochs()
             self._steps = self._run(self._until, source.lines_of(frame))
         self._turn = _AMONG
+        self._parts.code_between.end()
         return self._offer(self._steps)
 
     def _offer(self, steps: Iterator[Step]) -> Iterator[Step]:
         offered = -1
         for step in steps:
+            if step.committed:
+                self._tell(sys._getframe(1), step.number // self._length)
+                self._end_steps()
+                return
             is_again = step.number <= offered  # what its first attempt changed was put back, the number too
             self._tell(sys._getframe(1), step.number // self._length, again=is_again)
             offered = step.number
             yield step
             after = step.number + 1
             if step.committed and after % self._length == 0 and after < self._until:
-                self._turn = _AFTER
+                self._end_steps()
                 return
         self._turn, self._is_over = _AFTER, True
         if self._parts.runtime.worker.version < self._until:  # the others have run the code that ends training early
@@ -101,6 +106,11 @@ class EpochLoop:
             raise SystemExit(0)
         # A process that took a rank after the last step has been in no later epoch than the first.
         self._tell(sys._getframe(1), (self._until - 1) // self._length)
+
+    def _end_steps(self) -> None:
+        """Leave the loop of steps, for the code between two epochs."""
+        self._turn = _AFTER
+        self._parts.code_between.begin()
 
     def _tell(self, frame: FrameType, number: int, *, again: bool = False) -> None:
         """Give the loop of epochs around this frame the number of the epoch, if it has another one."""

@@ -25,6 +25,7 @@ from relight.training.transaction.transaction import Transaction
 from relight.training.worker.lineage import first_lineage
 from relight.training.worker.proof.evidence import Evidence, begin_evidence
 from relight.training.worker.proof.repeat import RepeatCheck
+from relight.training.worker.recovery.code_between import CodeBetween
 from relight.training.worker.recovery.recovery import Recovery
 from relight.training.worker.recovery.taking import FallbackTiers, StateTaking
 from relight.training.worker.step.barrier import Barrier
@@ -43,6 +44,7 @@ class Inventory:
     batches: Batches
     carried: Carried
     private: PrivateState
+    code_between: CodeBetween
     transaction: Transaction
     barrier: Barrier
     recovery: Recovery
@@ -134,7 +136,8 @@ def take_inventory(
     snapshots = Snapshots(runtime, state, assignment)
     transaction = Transaction(state, runtime.protection, carried, batches)
     tiers, values = FallbackTiers(snapshots, checkpointing, publishing), carried.rank_values
-    taking = StateTaking(runtime, state, batches, assignment, private, tiers, transaction, values)
+    code_between = CodeBetween(runtime, state, private, carried)
+    taking = StateTaking(runtime, state, batches, assignment, private, tiers, transaction, values, code_between)
     recovery = Recovery(runtime, state, tiers, taking)
     barrier = Barrier(runtime, state, assignment, private, transaction, recovery, tiers, values)
     notices, mentioned = runtime.notices, carried.doubts.mentioned
@@ -146,6 +149,7 @@ def take_inventory(
         batches=batches,
         carried=carried,
         private=private,
+        code_between=code_between,
         transaction=transaction,
         barrier=barrier,
         recovery=recovery,
@@ -165,7 +169,7 @@ def take_inventory(
         scalars=scalars,
         evidence=begin_evidence(runtime, state),
     )
-    runtime.protection.holdings = inventory
+    runtime.protection.holdings, runtime.protection.code_between = inventory, code_between
     _join_integrations(state, carried, transaction)
     state.zero.watch(runtime.protection.gathering)
     if runtime.settings.buddy_every:

@@ -53,6 +53,7 @@ class StepLoop:
         self._transaction = parts.transaction
         self._checks = ScriptChecks(parts)
         self._broken_steps = BrokenSteps(parts, self._checks)
+        parts.code_between.recover = self._broken_steps.meet
         self._stand_ins = StandIns()
         self._membership = Membership(parts, self._checks, self._broken_steps, end_with)
         self._state.references.expect_steps(Step, functools.partial(Step.committed_before, self))
@@ -121,6 +122,8 @@ class StepLoop:
         self._stand_ins.drop()
         while True:
             self._transaction.undo_code()
+            if worker.runs_code:
+                return self._last_of_epoch()
             changed = self._transaction.see_code_between() if self._carried.computes_outside else ()
             parts.private.see_code(worker.version, changed)
             self._broken_steps.leave_code_between_steps()
@@ -141,6 +144,18 @@ class StepLoop:
                 runtime.leave()
             step = self._membership.offered = Step(self, worker.version, worker.attempt)
             return step
+
+    def _last_of_epoch(self) -> Step:
+        """The step after which this replacement runs the code between two epochs: all others wait in that."""
+        runtime, worker = self._runtime, self._worker
+        worker.runs_code = False
+        for doubt in filter(None, (self._carried.turn(sys._getframe()), self._carried.doubts.later())):
+            runtime.notices.doubt(doubt)
+        self._transaction.watch_code()
+        runtime.protection.after_recovery = False
+        runtime.page.stamp(_PHASE_OUTSIDE)
+        step = self._membership.offered = Step.committed_before(self, worker.version - 1, worker.attempt)
+        return step
 
     def _begin_turn(self) -> None:
         """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""

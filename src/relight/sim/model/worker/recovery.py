@@ -15,7 +15,7 @@ from relight.core.worker.states import State as Stand
 from relight.sim.model.contents import Violation
 from relight.sim.model.worker import taking
 from relight.sim.model.worker.points import CONNECT_SECONDS, PATIENCE_SECONDS
-from relight.sim.model.worker.step import digest
+from relight.sim.model.worker.step import digest, share
 from relight.sim.model.worker.taking import fail, lack_private, order_of
 from relight.sim.model.worker.writes import confirm, roll_back
 
@@ -81,6 +81,7 @@ def _report_status(worker: "Worker", action: act.Action) -> None:  # noqa: ARG00
             agreed=status.agreed,
             sound=status.sound,
             alone=status.alone,
+            at_collective=status.at_collective,
         )
     )
 
@@ -173,9 +174,13 @@ def _on_resume(worker: "Worker") -> None:
     if worker.machine.is_superseded:
         _supersede(worker)
         return
+    was_waiting = worker.machine.at_collective
     worker.feed(happened.Ordered())
     confirm(worker, worker.state.version)
-    worker.want_step()
+    if was_waiting or worker.machine.runs_code:
+        share(worker)
+    else:
+        worker.want_step()
 
 
 def _open_generation(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001

@@ -144,13 +144,19 @@ def _on_gradient(worker: "Worker") -> None:
 
 # --- scripts that leave their loops (training/worker/membership.py) ----------------------------------------------
 def _after_step(worker: "Worker") -> None:
-    """The code after the block may leave the loop. A replacement does not run it."""
+    """The code after the block may leave the loop. A replacement does not run it, but for what others wait in."""
     if worker.world.leaves and worker.state.version == worker.world.leaves:
         worker.machine.left = worker.state.version
     if not worker.world.pattern.script(worker.state.version - 1).shares_after:
         worker.want_step()
-    elif not barrier.enter(worker, "SHARE", 1):
-        _go_on_alone(worker)
+    else:
+        share(worker)
+
+
+def share(worker: "Worker") -> None:
+    """Code between two steps comes to its collective, or to it again."""
+    if not barrier.enter(worker, "SHARE", 1):
+        _cut(worker)
 
 
 def _on_shared(worker: "Worker") -> None:
@@ -162,11 +168,20 @@ def _on_shared(worker: "Worker") -> None:
         for action in actions:
             worker.carry_outs[type(action)](worker, action)
     else:
+        _cut(worker)
+
+
+def _cut(worker: "Worker") -> None:
+    """`RelightProcessGroup._cut`: a recovery cuts the collective."""
+    if worker.world.pattern.script(worker.state.version - 1).waits:
+        worker.stamp(Phase.PARKED)
+        worker.feed(happened.WaitsBetweenSteps())
+    else:
         _go_on_alone(worker)
 
 
-def _go_on_alone(worker: "Worker") -> None:
-    """`RelightProcessGroup._alone`: the collective gives this rank its own value."""
+def _go_on_alone(worker: "Worker", action: act.Action | None = None) -> None:  # noqa: ARG001
+    """The collective gives this rank its own value."""
     worker.state = worker.state.alone(worker.rank)
     worker.world.checker.wrong.goes_alone(worker.state.content)
     worker.machine.handle(happened.WentOnAlone())
@@ -273,11 +288,12 @@ POINTS: dict[str, Callable[["Worker"], None]] = {
     "RAISED": _exit(1),
     "AFTER_STEP": _after_step,
     "SHARE": _on_shared,
-    "UNSHARED": _go_on_alone,
+    "UNSHARED": _cut,
     "ASK": _on_asked,
 }
 CARRY_OUTS: dict[type[act.Action], Callable[..., happened.Event | None]] = {
     **writes.CARRY_OUTS,
+    act.GoOnAlone: _go_on_alone,
     act.TakeRank: _take_rank,
     act.ReportEntered: _report_entered,
     act.ReportReady: _report_ready,

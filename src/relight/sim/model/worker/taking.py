@@ -77,6 +77,7 @@ def _take_back(worker: "Worker", saved: Saved) -> happened.StateTaken:
 
 
 def _taken(worker: "Worker") -> happened.StateTaken:
+    worker.next_private = worker.private  # between two steps they are the same
     return happened.StateTaken(worker.state.version, worker.state.lineage, worker.world.until)
 
 

@@ -71,6 +71,7 @@ class Search:
                 raise refusals.of_layer(names.new_layer)
             self._refuse_unfrozen(names)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
+            catalog.needed_between = names.needed_between
             catalog.dead = {self._lasting(place) for place in names.dead}
             if names.files_changed is not None and not catalog.is_ignored(ASKED_FOR):
                 file, at = names.files_changed

@@ -30,7 +30,7 @@ class Flow:
         self.exposed: set[Key] = set()  # read before they are written
         self.writes: dict[Key, tuple[str, int]] = {}
         self.written_late: set[Key] = set()
-        self._changed_in_place: set[Key] = set()
+        self.changed_in_place: set[Key] = set()
         self.used: set[Key] = set()  # read, and more than a method called whose result is thrown away
         self.is_called_alone = False  # what is read now is the receiver of such a call
         self._ends: list[State] = []  # of the ways through the iteration
@@ -94,7 +94,7 @@ class Flow:
             if one is not None and (key := self._key(one)) is not None:
                 self.read(one, frozenset({key}))
                 self._record(key, where)
-                self._changed_in_place.add(key)
+                self.changed_in_place.add(key)
 
     def change_files(self, where: tuple[str, int]) -> None:
         """Files are made, changed or removed."""
@@ -168,7 +168,7 @@ class Flow:
 
     def _change_all(self, same: list[Key]) -> None:
         """Note in each of these places, which have one object, what changes it in another one."""
-        changed = sorted(self._changed_in_place.intersection(same), key=self._written_at.__getitem__)
+        changed = sorted(self.changed_in_place.intersection(same), key=self._written_at.__getitem__)
         for key in same if changed else ():
             if key in self.writes:
                 continue

@@ -10,7 +10,7 @@ closures, attributes of objects; a change of a container's contents counts as a 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -61,6 +61,8 @@ class Names:
     new_layer: Made | None = None  # that some step makes and puts into a module which was handed over
     files_changed: tuple[str, int] | None = None  # where steps do so, if they ask whether files exist
     unfrozen: list[tuple[Made, list[torch.Tensor]]] = field(default_factory=list)  # parameters that steps unfreeze
+    # Those that steps set, that code between epochs reads, and of which nothing is carried. None: there are no epochs.
+    needed_between: list[str] | None = None
 
 
 def is_of_a_call(place: Place, loop: int) -> bool:
@@ -117,7 +119,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
             late, after_write = key in flow.written_late, flow.is_after_step(key)
             is_left, made = key not in flow.exposed, reading.making.kept_at(key)
-            at_end, late_at_end = (in_turns is not None and key not in written for written in in_turns or ((), ()))
+            in_turn = () if in_turns is None else (in_turns.late, in_turns.after_block)
+            at_end, late_at_end = (key not in written for written in in_turn) if in_turn else (False, False)
             sets_epoch = flow.is_of_epoch(key)
             kinds = key in feeding, late, after_write, at_end, late_at_end, is_left, is_counted, sets_epoch
             names.found[key] = Found(place, file, line, *kinds, made)
@@ -128,23 +131,35 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
             shown_after.append(place)
     made_anew = {place[0] for place in names.dead if len(place) == 1 and place[0][2] not in read_after}
     names.shown_after = [describe(place) for place in shown_after if place[0] not in made_anew]
+    if in_turns is not None:
+        between, _ = _read(iteration, frames, is_foreign, first=iteration.in_each_turn or 0)
+        of_parts = {key for key in flow.changed_in_place if is_foreign(flow.values.get(key))}
+        needed = (between.flow.exposed & in_turns.written) - names.found.keys() - of_parts
+        names.needed_between = sorted(describe(flow.places[key]) for key in needed & flow.places.keys())
     return names
 
 
+class _InTurns(NamedTuple):
+    """Places that each turn of the loop of steps may write, where it stands in one of epochs."""
+
+    late: set[Key]  # after its last write, or after its block
+    after_block: set[Key]
+    written: set[Key]  # anywhere
+
+
 def _read(
-    iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool]
-) -> tuple[Reading, tuple[set[Key], set[Key]] | None]:
-    """Read an iteration. Returns also what each turn may write after its last write, or after its block, and what
-    after its block; None: there are no epochs."""
+    iteration: Iteration, frames: Sequence[FrameType], is_foreign: Callable[[Any], bool], first: int = 0
+) -> tuple[Reading, _InTurns | None]:
+    """Read an iteration, from its piece `first` on. Returns also what its turns write; None: there are no epochs."""
     flow = Flow()
     scopes = [Scope.of_frame(frame, number) for number, frame in enumerate(frames)]
     reading = Reading(flow, scopes, is_foreign, iteration.enters)
     reading.epochs = {key for n, name in iteration.of_epoch if (key := scopes[n].lookup(name).key) is not None}
     flow.late = iteration.begins_late
-    in_turns: tuple[set[Key], set[Key]] | None = None
-    for index, piece in enumerate(iteration.pieces):
+    in_turns: _InTurns | None = None
+    for index, piece in enumerate(iteration.pieces[first:], first):
         if index == iteration.in_each_turn:
-            in_turns = flow.written_after_write(), {*flow.written_late}
+            in_turns = _InTurns(flow.written_after_write(), {*flow.written_late}, {*flow.writes})
         reading.read(scopes[piece.frame], piece.statements, returns=index + 1 < len(iteration.pieces))
     flow.end_turn()
     flow.hold_the_same()

@@ -69,6 +69,7 @@ class Reports:
                 sound=status.sound,
                 wrote=status.wrote,
                 alone=status.alone,
+                at_collective=status.at_collective,
             ),
             report=True,
         )

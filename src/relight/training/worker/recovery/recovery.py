@@ -39,6 +39,7 @@ class Recovery:
             act.ReportStatus: self._report_status,
             act.LeaveGroups: self._leave_groups,
             act.Doubt: self._doubt,
+            act.GoOnAlone: lambda _: None,  # `BrokenSteps.meet` does
             act.BeginForming: self._begin_forming,
             act.AwaitCopies: self._await_copies,
             act.AwaitGroups: self._await_groups,

@@ -24,6 +24,7 @@ from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
+from relight.training.worker.recovery.code_between import CodeBetween
 from relight.transfer.io.codec import decode_tree, raw_bytes, unflatten
 from relight.transfer.restore.fabric import Address, choose_sources
 from relight.transfer.restore.offer import Offer
@@ -71,6 +72,7 @@ class StateTaking:
         tiers: FallbackTiers,
         transaction: Transaction,
         rank_values: RankValues,
+        code_between: CodeBetween,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -82,6 +84,7 @@ class StateTaking:
         self._snapshots = tiers.snapshots
         self._transaction = transaction
         self._rank_values = rank_values
+        self._code_between = code_between
         self.work = RestoreWork()
         self.carry_outs: Mapping[type[act.Action], Callable[..., happened.Event | None]] = {
             act.RollBack: self._roll_back,
@@ -109,13 +112,17 @@ class StateTaking:
         """
         self._transaction.roll_back()
         self._runtime.page.withdraw_private(self._worker.version + 1)
-        self._state.gradients.clear()
+        if not self._worker.at_collective:  # the code around it may read them
+            self._state.gradients.clear()
 
     def _offer(self, action: act.Offer) -> None:  # noqa: ARG002
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
         worker, order, work = self._worker, self._order, self.work
-        meta = work.meta or self._state.describe(worker.lineage, worker.until)
-        meta = {**meta, "noticed": self._private.noticed(), **self._private.late_values(order.target)}
+        if order.runs_code:
+            meta = self._code_between.description
+        else:
+            meta = work.meta or self._state.describe(worker.lineage, worker.until)
+            meta = {**meta, "noticed": self._private.noticed(), **self._private.late_values(order.target)}
         offer = Offer(order.generation, order.target, meta, self._state.replica.flat())
         self._runtime.restores.server.offer(offer)
         if order.tier is FallbackTier.REPLICA:
