@@ -6,6 +6,7 @@ from typing import Any
 
 from relight.errors import UsageError
 from relight.training.carried.code.refs import describe
+from relight.training.carried.ends import Ends
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.compare import last_compared_by_all
 from relight.training.carried.finding.kept import NEVER, UNSETTLED
@@ -42,8 +43,9 @@ _TAKEN = (
 class Adoption:
     """Puts values of another process into the places of this one, once its loop asks for a step."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, ends: Ends) -> None:
         self._catalog = catalog
+        self._ends = ends
         self._pending: dict[str, Any] | None = None
         self._taken: dict[str, Any] = {}  # trees of another rank's values, newer than those that are pending
         self._ownerless: list[str] = []
@@ -108,6 +110,8 @@ class Adoption:
             self._put_in_all(tree["of_calls"])
         elif tree["of_calls"]:
             self._pending = {**tree, "names": {}}  # once the block is entered
+        if tree.get("runs_code"):
+            self._ends.put_in(tree.get("ends", {}))
         for key in self._moving:
             if (one := self._catalog.kept.get(key)) is not None:
                 one.moves_on = not one.feeds

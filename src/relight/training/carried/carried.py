@@ -64,7 +64,7 @@ class Carried:
         self.doubts = Doubts(self._catalog)
         self.keeper = Keeper(self._catalog, is_id)
         self.moved, self.ends_epoch = self.keeper.moved, self._loop.ends_epoch
-        self._adoption = Adoption(self._catalog)
+        self._adoption = Adoption(self._catalog, self.keeper.ends)
         self.rank_values = RankValues(self._catalog)
         self._missed = False  # the first values are those at the entry of the first step
         self._in_step = False

@@ -6,6 +6,7 @@ from typing import Any
 
 from relight.script_files import is_user_type
 from relight.training.carried.code.refs import Place
+from relight.training.carried.ends import Ends
 from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.compare import FIRST_STEPS
 from relight.training.carried.finding.kept import (
@@ -56,6 +57,7 @@ class Keeper:
         self._was_unsettled = False
         self._early, self._ends_epoch = False, True  # of the step in which they were written
         self._is_of_step = False  # they were written at the barrier of a step, and not between two
+        self.ends = Ends(catalog)
         self._moved: list[str] = []  # what was seen to change after it was kept, where that was not expected
 
     def capture(self, *, in_step: bool, early: bool, ends_epoch: bool, compared: bool) -> Any:
@@ -67,12 +69,13 @@ class Keeper:
         """
         self._early, self._ends_epoch, self._is_of_step = early, ends_epoch, in_step
         unset, lost = self._catalog.unset() if in_step and early else [], self._catalog.lost
-        if not (self._kept or unset or lost):
+        ends = self.ends.capture() if in_step and ends_epoch else {}
+        if not (self._kept or unset or lost or ends):
             return {}
         self._captures += 1
         weigh = self._captures <= 2 * FIRST_STEPS or self._captures % _WEIGHED_EVERY == 0
         keys, names, of_calls = self._written_again(weigh, compared) or self._write_all(weigh)
-        if not (keys or unset or lost):
+        if not (keys or unset or lost or ends):
             return {}
         may_change = [one for one in self._kept.values() if one.may_change(early=early, ends_epoch=ends_epoch)]
         here = may_change if in_step else []
@@ -82,12 +85,7 @@ class Keeper:
         self._was_unsettled = bool(unsettled or lacking)
         between = [one.key for one in here if ends_epoch and not one.may_change(early=early, ends_epoch=False)]
         words = _words(tuple(unsettled), tuple(lacking), tuple(between), tuple(lost), self._catalog.loop.place)
-        return joined({"names": names, "of_calls": of_calls, **words})
-
-    @property
-    def lacks_between(self) -> list[str] | None:
-        """Names that steps set, that code between epochs reads, and of which nothing is kept; None: not known."""
-        return self._catalog.needed_between
+        return joined({"names": names, "of_calls": of_calls, **words, **({"ends": ends} if ends else {})})
 
     @property
     def is_unsettled(self) -> bool:
@@ -279,7 +277,8 @@ class Keeper:
 def settled_by_code(tree: dict[str, Any]) -> dict[str, Any]:
     """Return what was kept at the last barrier of an epoch, for a process that runs the code after that itself."""
     done = {*tree.get("between", ())}
-    return {**tree, **{name: [key for key in tree[name] if key not in done] for name in ("unsettled", "lacking")}}
+    left = {name: [key for key in tree[name] if key not in done] for name in ("unsettled", "lacking")}
+    return {**tree, **left, "runs_code": True}
 
 
 @functools.lru_cache(maxsize=64)

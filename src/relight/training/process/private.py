@@ -7,6 +7,7 @@ from relight.training.carried.carried import Carried
 from relight.training.carried.succession import settled_by_code
 from relight.training.connection.page import NO_PRIVATE
 from relight.training.data.batches import Batches
+from relight.training.data.end_streams import EndStreams
 from relight.training.process.runtime import Runtime
 from relight.training.state.modules.slots import Key
 from relight.training.state.tracked import TrackedState
@@ -37,6 +38,7 @@ class PrivateState:
         self._batches = batches
         self._carried = carried
         self._reports = reports
+        self.streams = EndStreams()
         self._buffers = TensorTable("buffers")
         self._is_moved = False  # by code between two steps, since it was kept
         # Kept at the last two barriers, by version, and code may have changed it since. The last step may be undone.
@@ -48,16 +50,20 @@ class PrivateState:
         `early`: the block goes on after this. `between`: it is kept again, after code between two steps, right after
         `is_due`.
         """
-        carried = self._carried.capture(early=early, ends_epoch=self._carried.ends_epoch(version), compared=between)
+        ends_epoch = self._carried.ends_epoch(version)
+        carried = self._carried.capture(early=early, ends_epoch=ends_epoch, compared=between)
+        is_end = ends_epoch and not between and self._carried.keeper.ends.lacks is not None
+        streams = self.streams.capture() if is_end else {}
         is_bare = self._batches.derivable and not (self._reports.has_private or self._state.rank_private.exists)
         if is_bare:
-            tree = joined({**_BARE, "carried": carried})
-            payload = encode_tree(tree, "rank-private state") if carried else NO_PRIVATE
+            tree = joined({**_BARE, "carried": carried}) if not streams else {**_BARE, "carried": carried, **streams}
+            payload = encode_tree(tree, "rank-private state") if carried or streams else NO_PRIVATE
         else:
             tree = {
                 **self._state.rank_private.tree(),
                 **self._batches.private(between=between),
                 **self._reports.private(),
+                **streams,
             }
             tree["buffers"] = self._buffers.look_at(tree["buffers"])
             if carried:
@@ -110,8 +116,9 @@ class PrivateState:
         meta = meta or {}
         self._state.rank_private.adopt(tree, meta.get("late_objects", b""))
         kept = tree.get("carried")
-        if kept and meta.get("runs_code"):
-            kept = settled_by_code(kept)
+        if meta.get("runs_code"):
+            kept = settled_by_code(kept) if kept else kept
+            self.streams.take(tree)
         carried = self._carried.adopt(kept, meta.get("noticed"), version, meta.get("late", b""))
         doubts = [carried, self._state.rank_private.missed(tree)]
         for doubt in (*doubts, *self._state.rank_private.lost(tree.get("late"))):

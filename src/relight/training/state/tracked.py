@@ -74,6 +74,7 @@ class TrackedState:
         self.settings = TorchSettings()
         self.structure = Structure(handed.modules, handed.optimizers)
         self.pruned = Pruned(handed.modules)
+        self.ends_late = False  # the barrier of an epoch's last step stands at the end, on all ranks
         self.rank_values: dict[str, Any] = {}  # what a replacement needs to know of values made from ranks
         modules_of_rank = [thing for thing in per_rank.values() if isinstance(thing, nn.Module)]
         own = [parameter for module in modules_of_rank for parameter in module.parameters()]
@@ -149,6 +150,7 @@ class TrackedState:
         """Return modes, structure, settings, attributes, orders, the layout of memory, and values made from ranks."""
         return {
             "rank_values": self.rank_values,
+            "ends_late": self.ends_late,
             "memory": self.replica.memory.describe(),
             "gaps": self.replica.memory.gaps(),
             "modes": modes_of(self.modules),
@@ -167,6 +169,7 @@ class TrackedState:
         Returns why the bits cannot be those of an undisturbed run, or "".
         """
         self.gradients.to_none = meta["gradients_to_none"]
+        self.ends_late = meta.get("ends_late", False)
         modes: Modes = meta.get("modes", {})
         adopt_modes(self.modules, modes)
         if not self.gradients.to_none:

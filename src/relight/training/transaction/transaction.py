@@ -40,13 +40,13 @@ class Transaction:
         self.learner = Learner()
         self._changes = ChangeWatch(state.slots, state.attributes)
         self._images = StepImages(state, self._changes.access)
-        self.enter_block = self._images.above.remember  # to be called as the block begins, if code stands above it
+        self.enter_block, self.watch_code = self._images.above.remember, self._changes.start  # called as they are
         self._plan = ImagePlan(state, self._changes, self._images.tensors)
         self._needs = Needs(state, collectives, carried or NothingCarried(), streams)
         self._unused = set(self._state.optimizers)  # that have made no step since ranks last began to learn
         self.is_open = False  # the step under way can be undone
         self.has_new_writer = False  # an optimizer made its first step in the step under way
-        self._is_early = False  # its barrier was passed in front of a write
+        self._is_early = self._is_to_end = False  # its barrier was passed in front of a write; it is not to be
         self._writes: list[str] = []
         self.surprise = ""  # what came after an early barrier, against what was learnt
 
@@ -94,10 +94,6 @@ class Transaction:
         """The number that this rank adds to the barrier's all-reduce."""
         return self.learner.number(self.pattern)
 
-    def watch_code(self) -> None:
-        """Code between two steps goes on from here, after a recovery: watch what it changes."""
-        self._changes.start()
-
     def see_code_between(self) -> list[Key]:
         """Return tensors that have changed since the last step ended: the next one begins with them."""
         if changed := self._changes.see_code_between():
@@ -127,11 +123,11 @@ class Transaction:
         return found | averages.like(found) if averages else found
 
     # --- a step -------------------------------------------------------------------------------------------------
-    def begin(self, *, keeps_gradients: bool = False) -> None:
-        """Copy what is known to change before the barrier, and all gradients if `keeps_gradients`."""
-        changes, learnt = self._changes, self.learner.learnt
+    def begin(self, *, keeps_gradients: bool = False, to_end: bool = False) -> None:
+        """Copy what is known to change before the barrier (`to_end`: that of this step), and `keeps_gradients`."""
+        changes, learnt = self._changes, None if to_end else self.learner.learnt
         self._state.gradients.see(keep=keeps_gradients)
-        self._writes, self._is_early, self.has_new_writer = [], False, False
+        self._writes, self._is_early, self._is_to_end, self.has_new_writer = [], False, to_end, False
         changes.access.clear()
         self._images.begin(learning=self._plan.learning, writes_come_last=learnt is not None and not learnt.before)
         if changes.buffers_were_assigned:
@@ -151,7 +147,7 @@ class Transaction:
         """
         self.has_new_writer |= optimizer in self._unused
         self._unused.discard(optimizer or "")
-        if self.learner.stands_before(self._writes):
+        if self.learner.stands_before(self._writes) and not self._is_to_end:
             return True
         self._needs.note(self._changes.scan(), len(self._writes))
         keys = self._state.members.written_by(optimizer) if optimizer is not None else []

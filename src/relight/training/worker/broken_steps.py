@@ -26,6 +26,7 @@ class BrokenSteps:
         self._parts = parts
         self._runtime = parts.runtime
         self._checks = checks
+        parts.code_between.recover = self.meet
 
     def is_interruption(self, error: Exception) -> bool:
         """Return whether this exception comes from a failure elsewhere rather than from the script.

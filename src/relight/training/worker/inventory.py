@@ -135,13 +135,11 @@ def take_inventory(
     checkpointing = Checkpointing(runtime, state, reader, assignment)
     snapshots = Snapshots(runtime, state, assignment)
     transaction = Transaction(state, runtime.protection, carried, batches)
-    tiers, values = FallbackTiers(snapshots, checkpointing, publishing), carried.rank_values
-    code_between = CodeBetween(runtime, state, private, carried)
-    taking = StateTaking(runtime, state, batches, assignment, private, tiers, transaction, values, code_between)
+    tiers, between = FallbackTiers(snapshots, checkpointing, publishing), CodeBetween(runtime, state, private, carried)
+    taking = StateTaking(runtime, state, batches, assignment, private, tiers, transaction, carried.rank_values, between)
     recovery = Recovery(runtime, state, tiers, taking)
-    barrier = Barrier(runtime, state, assignment, private, transaction, recovery, tiers, values)
-    notices, mentioned = runtime.notices, carried.doubts.mentioned
-    left = LeftGradients(state.optimizers, notices.doubt, state.gradients, mentioned)
+    barrier = Barrier(runtime, state, assignment, private, transaction, recovery, tiers, carried)
+    left = LeftGradients(state.optimizers, runtime.notices.doubt, state.gradients, carried.doubts.mentioned)
     inventory = Inventory(
         runtime=runtime,
         state=state,
@@ -149,7 +147,7 @@ def take_inventory(
         batches=batches,
         carried=carried,
         private=private,
-        code_between=code_between,
+        code_between=between,
         transaction=transaction,
         barrier=barrier,
         recovery=recovery,
@@ -169,7 +167,7 @@ def take_inventory(
         scalars=scalars,
         evidence=begin_evidence(runtime, state),
     )
-    runtime.protection.holdings, runtime.protection.code_between = inventory, code_between
+    runtime.protection.holdings, runtime.protection.code_between = inventory, between
     _join_integrations(state, carried, transaction)
     state.zero.watch(runtime.protection.gathering)
     if runtime.settings.buddy_every:

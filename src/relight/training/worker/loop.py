@@ -48,12 +48,11 @@ class StepLoop:
         self._runtime = parts.runtime
         self._worker = parts.runtime.worker
         self._state = parts.state
-        self._carried = parts.carried
+        self._carried, self.epoch_of = parts.carried, parts.batches.epoch
         self._forward_ns = 0  # when the step under way began
         self._transaction = parts.transaction
         self._checks = ScriptChecks(parts)
         self._broken_steps = BrokenSteps(parts, self._checks)
-        parts.code_between.recover = self._broken_steps.meet
         self._stand_ins = StandIns()
         self._membership = Membership(parts, self._checks, self._broken_steps, end_with)
         self._state.references.expect_steps(Step, functools.partial(Step.committed_before, self))
@@ -123,7 +122,7 @@ class StepLoop:
         while True:
             self._transaction.undo_code()
             if worker.runs_code:
-                return self._last_of_epoch()
+                return self._membership.run_code(Step.committed_before(self, worker.version - 1, 0))
             changed = self._transaction.see_code_between() if self._carried.computes_outside else ()
             parts.private.see_code(worker.version, changed)
             self._broken_steps.leave_code_between_steps()
@@ -145,18 +144,6 @@ class StepLoop:
             step = self._membership.offered = Step(self, worker.version, worker.attempt)
             return step
 
-    def _last_of_epoch(self) -> Step:
-        """The step after which this replacement runs the code between two epochs: all others wait in that."""
-        runtime, worker = self._runtime, self._worker
-        worker.runs_code = False
-        for doubt in filter(None, (self._carried.turn(sys._getframe()), self._carried.doubts.later())):
-            runtime.notices.doubt(doubt)
-        self._transaction.watch_code()
-        runtime.protection.after_recovery = False
-        runtime.page.stamp(_PHASE_OUTSIDE)
-        step = self._membership.offered = Step.committed_before(self, worker.version - 1, worker.attempt)
-        return step
-
     def _begin_turn(self) -> None:
         """The loop asks for a step: a failed attempt goes back to here. Code above the block runs again with it."""
         runtime, worker = self._runtime, self._worker
@@ -172,7 +159,8 @@ class StepLoop:
         if runtime.is_rehearsing:
             self._state.attributes.begin(learning=True)  # also what is changed in place is undone
         else:
-            self._transaction.begin(keeps_gradients=self._parts.repeat_check.is_due)
+            is_end = self._state.ends_late and self._carried.ends_epoch(worker.version + 1)
+            self._transaction.begin(keeps_gradients=self._parts.repeat_check.is_due, to_end=is_end)
 
     # --- what a step asks -------------------------------------------------------------------------------------
     def enter_step(self, step: Step) -> Any:
@@ -244,9 +232,6 @@ class StepLoop:
             self._runtime.protection.in_step = False
         self._broken_steps.undo(error)
         return True
-
-    def epoch_of(self, step: int) -> int:
-        return self._parts.batches.epoch(step)
 
     @unseen
     def report(self, loss: torch.Tensor | float | None, values: dict[str, torch.Tensor | float]) -> None:

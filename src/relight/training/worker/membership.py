@@ -1,5 +1,6 @@
 """A process among the others of its job: it enters training, waits in reserve for a rank, and leaves with the rest."""
 
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
@@ -96,6 +97,18 @@ class Membership:
         runtime.faults.strike(Point.PROMOTED)
         runtime.protection.started = True
         self._recover(runtime.handle(happened.StepWanted()))
+
+    def run_code(self, step: Step) -> Step:
+        """As a replacement, go on after this step, the last one of an epoch: all others wait in the code after it."""
+        runtime, parts, carried, self._worker.runs_code = self._runtime, self._parts, self._parts.carried, False
+        doubts = carried.turn(sys._getframe()), carried.doubts.later(), carried.keeper.ends.doubt()
+        for doubt in filter(None, (*doubts, parts.private.streams.put_back())):
+            runtime.notices.doubt(doubt)
+        parts.transaction.watch_code()
+        runtime.protection.after_recovery = False
+        runtime.page.stamp(Phase.OUTSIDE)
+        self.offered = step  # as if this process had committed it
+        return step
 
     # --- leaving ----------------------------------------------------------------------------------------------
     def ask_whether_to_go_on(self, *, leaves: bool = False) -> None:

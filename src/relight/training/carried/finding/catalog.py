@@ -50,8 +50,6 @@ class Catalog:
         self.kept: dict[str, Kept] = {}
         self.homes = Homes()
         self.shown_after: list[str] = []  # names that code after the loop may read
-        # Those that steps set, that code between epochs reads, and of which nothing is kept; None: not known.
-        self.needed_between: list[str] | None = None
         self._spots = self.loop.spots
         self._is_foreign, self.is_of_data, self.say = is_foreign, is_of_data, say
         self.comparison = Comparison(self._spots, lambda thing: self.is_foreign(thing) or is_of_data(thing))

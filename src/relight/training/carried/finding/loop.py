@@ -10,7 +10,7 @@ from relight.training.carried.code.iteration import Iteration, block_ahead, iter
 from relight.training.carried.code.refs import Place
 from relight.training.carried.code.source import Head, Position, frames_outside, position_of
 from relight.training.carried.finding.places import Frames, Spots, set_local
-from relight.training.carried.reading.names import is_of_a_call
+from relight.training.carried.reading.names import Needed, is_of_a_call
 from relight.training.carried.values.parts import Parts
 
 
@@ -27,6 +27,8 @@ class Loop:
         self._asks_through = False  # a function between the loop and `training.steps()` asks for steps
         self._epochs: Head | None = None  # of the loop of epochs around the loop, if there is one
         self._length = 1
+        self.needed_between: list[Needed] | None = None  # as in `Names`
+        self.ends_late = False  # the same
         self._code: CodeType | None = None  # of the function that holds the loop
         self._depth = 0  # so many frames lie between that and `with step`
         self._asked: list[tuple[FrameType, Position]] = []  # until it is found: frames that asked for a step, and where

@@ -71,7 +71,7 @@ class Search:
                 raise refusals.of_layer(names.new_layer)
             self._refuse_unfrozen(names)
             catalog.shown_after, catalog.watched = names.shown_after, names.set_on_tensors
-            catalog.needed_between = names.needed_between
+            loop.needed_between, loop.ends_late = names.needed_between, names.ends_late
             catalog.dead = {self._lasting(place) for place in names.dead}
             if names.files_changed is not None and not catalog.is_ignored(ASKED_FOR):
                 file, at = names.files_changed

@@ -48,6 +48,14 @@ class Found:
     made: Made | None = None  # a module, optimizer or scheduler that some step makes and keeps there
 
 
+class Needed(NamedTuple):
+    """One name that steps set, and that only code between two epochs reads."""
+
+    place: Place
+    late: bool  # it is written after the block
+    after_write: bool  # it is written after the last call of an optimizer's `step`
+
+
 @dataclass
 class Names:
     """Names that the code of an iteration carries, and those that it does not."""
@@ -62,7 +70,13 @@ class Names:
     files_changed: tuple[str, int] | None = None  # where steps do so, if they ask whether files exist
     unfrozen: list[tuple[Made, list[torch.Tensor]]] = field(default_factory=list)  # parameters that steps unfreeze
     # Those that steps set, that code between epochs reads, and of which nothing is carried. None: there are no epochs.
-    needed_between: list[str] | None = None
+    needed_between: list["Needed"] | None = None
+
+    @property
+    def ends_late(self) -> bool:
+        """True if steps set these, or what is carried, after the last call of an optimizer's `step`."""
+        is_carried = any(one.after_write and not one.at_end_of_epoch for one in self.found.values())
+        return self.needed_between is not None and (is_carried or any(one.after_write for one in self.needed_between))
 
 
 def is_of_a_call(place: Place, loop: int) -> bool:
@@ -95,12 +109,7 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
         set_on_tensors=flow.attributes_of_tensors(),
         new_layer=reading.making.new_layer(),
         unfrozen=reading.unfreezing.found(),
-        of_libraries=[
-            flow.places[key]
-            for key in sorted(flow.used & feeding & flow.places.keys(), key=str)
-            if any(may_hold_state(one) and not is_foreign(one) for one in _members_of(flow.values.get(key)))
-            and not is_local(flow.places[key])
-        ],
+        of_libraries=[place for place in _of_libraries(flow, feeding, is_foreign) if not is_local(place)],
     )
     shown_after = []
     for key, (file, line) in flow.writes.items():
@@ -119,8 +128,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
             is_counted = len(place) == 1 and place[0][2] in iteration.counted
             late, after_write = key in flow.written_late, flow.is_after_step(key)
             is_left, made = key not in flow.exposed, reading.making.kept_at(key)
-            in_turn = () if in_turns is None else (in_turns.late, in_turns.after_block)
-            at_end, late_at_end = (key not in written for written in in_turn) if in_turn else (False, False)
+            at_end = in_turns is not None and key not in in_turns.late
+            late_at_end = in_turns is not None and key not in in_turns.after_block
             sets_epoch = flow.is_of_epoch(key)
             kinds = key in feeding, late, after_write, at_end, late_at_end, is_left, is_counted, sets_epoch
             names.found[key] = Found(place, file, line, *kinds, made)
@@ -133,10 +142,14 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
     names.shown_after = [describe(place) for place in shown_after if place[0] not in made_anew]
     if in_turns is not None:
         between, _ = _read(iteration, frames, is_foreign, first=iteration.in_each_turn or 0)
-        of_parts = {key for key in flow.changed_in_place if is_foreign(flow.values.get(key))}
-        needed = (between.flow.exposed & in_turns.written) - names.found.keys() - of_parts
-        names.needed_between = sorted(describe(flow.places[key]) for key in needed & flow.places.keys())
+        names.needed_between = _needed(between.flow, flow, in_turns, {*names.found}, is_foreign)
     return names
+
+
+def _of_libraries(flow: Flow, feeding: set[Key], is_foreign: Callable[[Any], bool]) -> list[Place]:
+    keys = sorted(flow.used & feeding & flow.places.keys(), key=str)
+    members = ((flow.places[key], _members_of(flow.values.get(key))) for key in keys)
+    return [place for place, own in members if any(may_hold_state(one) and not is_foreign(one) for one in own)]
 
 
 class _InTurns(NamedTuple):
@@ -145,6 +158,16 @@ class _InTurns(NamedTuple):
     late: set[Key]  # after its last write, or after its block
     after_block: set[Key]
     written: set[Key]  # anywhere
+
+
+def _needed(
+    between: Flow, flow: Flow, in_turns: _InTurns, carried: set[Key], is_foreign: Callable[[Any], bool]
+) -> list[Needed]:
+    """Return what the flow `between` epochs reads before it writes it, of what the turns write."""
+    of_parts = {key for key in flow.changed_in_place if is_foreign(flow.values.get(key))}
+    found = (between.exposed & in_turns.written & flow.places.keys()) - carried - of_parts
+    places = ((flow.places[key], key) for key in sorted(found, key=str))
+    return [Needed(place, key in in_turns.after_block, key in in_turns.late) for place, key in places]
 
 
 def _read(

@@ -43,7 +43,7 @@ class CodeBetween:
     def begin(self) -> None:
         """The steps of an epoch are over, here or in the process whose rank this one has taken."""
         self.end()
-        if not self._is_known:
+        if not self._is_known or self._private.streams.have_moved:
             return
         worker, state = self._runtime.worker, self._state
         self._is_open = True
@@ -65,7 +65,7 @@ class CodeBetween:
         state = self._state
         divides = state.sharded or state.pipelines or state.zero or self.has_integration
         is_alone = self._runtime.is_rehearsing or self._runtime.world_size == 1
-        return self._carried.keeper.lacks_between == [] and not (divides or is_alone)
+        return self._carried.keeper.ends.lacks == [] and not (divides or is_alone)
 
     # --- for process groups -----------------------------------------------------------------------------------------
     @property

@@ -5,7 +5,8 @@ from contextlib import AbstractContextManager
 from relight.core.protocol.position import Phase
 from relight.core.worker import events as happened
 from relight.errors import StepInterrupted
-from relight.training.carried.rank_values import RankValues, differing_slots, entries_of, row_of
+from relight.training.carried.carried import Carried
+from relight.training.carried.rank_values import differing_slots, entries_of, row_of
 from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
@@ -25,7 +26,7 @@ class Agreement:
         assignment: Assignment,
         private: PrivateState,
         transaction: Transaction,
-        rank_values: RankValues,
+        carried: Carried,
         sums: Sums,
     ) -> None:
         self._runtime = runtime
@@ -34,7 +35,7 @@ class Agreement:
         self._assignment = assignment
         self._private = private
         self._transaction = transaction
-        self._rank_values = rank_values
+        self._carried = carried
         self._sums = sums
         self._digest_exchange = DigestExchange(state.replica.digest)
 
@@ -78,7 +79,7 @@ class Agreement:
         know it, so none is lost in code of the step while others do not know what it had made. Returns without that if
         a failure prevents it: the step is about to be interrupted.
         """
-        runtime, values = self._runtime, self._rank_values
+        runtime, values = self._runtime, self._carried.rank_values
         rank, world_size = runtime.rank, runtime.world_size
         if not self._worker.is_first or world_size == 1:
             return
@@ -93,7 +94,8 @@ class Agreement:
             if values.learn(own, world_size, slots, table) and self._private.may_keep_again():
                 self._private.keep(self._worker.version, between=True)
             self._state.rank_values = values.describe()
-            self._sums.add_up([1])  # a rank that is lost from here on was known to all others
+            late = self._sums.add_up([int(self._carried.keeper.ends.come_late)])  # all know of this rank from here on
+            self._state.ends_late = bool(late and late[0])
 
     # --- buffers that are a rank's own: the same on all ranks -------------------------------------------------------
     @property

@@ -8,7 +8,7 @@ from relight.core.worker import actions as act
 from relight.core.worker import events as happened
 from relight.core.worker.states import State
 from relight.errors import StepInterrupted
-from relight.training.carried.rank_values import RankValues
+from relight.training.carried.carried import Carried
 from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.state.assignment import Assignment
@@ -43,7 +43,7 @@ class Barrier:
         transaction: Transaction,
         recovery: Recovery,
         tiers: FallbackTiers,
-        rank_values: RankValues,
+        carried: Carried,
     ) -> None:
         self._runtime = runtime
         self._state = state
@@ -55,7 +55,7 @@ class Barrier:
         self._snapshots = tiers.snapshots
         self._publishing = tiers.publishing
         self._sums = Sums(runtime)
-        self.agreement = Agreement(runtime, state, assignment, private, transaction, rank_values, self._sums)
+        self.agreement = Agreement(runtime, state, assignment, private, transaction, carried, self._sums)
         self._is_early = False  # it stands in front of a write
         self._outcome: happened.BarrierPassed | happened.BarrierPutOff | None = None  # None: it broke
         self._carry_outs: Mapping[type[act.Action], Callable[[], None]] = {
