@@ -68,6 +68,15 @@ def test_what_scripts_keep_in_attributes_and_dictionaries_goes_on(name: str, fau
     assert (verdict, ending.bits) == (Verdict.EQUAL, "yes"), words
 
 
+@pytest.mark.parametrize("name", ["evaluates_after_epochs", "validates_in_a_trainer"])
+@pytest.mark.parametrize("fault", ["kill rank 1 in AFTER_STEP of step 3", "kill rank 0 in AFTER_WRITE of step 7"])
+def test_ranks_wait_in_an_evaluation_until_a_replacement_comes_to_it(name: str, fault: str) -> None:
+    """Each epoch has four steps. What is printed and drawn there, and the stopping, depend on the lost rank's part."""
+    ending = killed_in_phases(name, [fault])
+    verdict, words = judge(ending, undisturbed(name).digests)
+    assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 1), words
+
+
 @pytest.mark.parametrize("step", [0, 3, 5])
 def test_code_after_an_interrupted_block_reads_what_it_has_not_set(step: int) -> None:
     """The job's first step, that of an epoch's function, and one with a smaller batch: other ranks wait in forward."""

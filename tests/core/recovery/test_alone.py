@@ -1,9 +1,10 @@
 """Ranks that went on alone after a collective between two steps: one is followed, in every mixture of reports."""
 
 import msgspec
+import pytest
 
 from relight.core.protocol.events import Stopped
-from relight.core.recovery.alone import follow_one
+from relight.core.recovery.alone import all_can_meet, follow_one
 from relight.core.recovery.decision import Decision, decide
 from relight.core.recovery.shards import Shards
 from tests.core.recovery.test_decision import blank, ready, stopped
@@ -53,3 +54,29 @@ def test_each_part_of_a_divided_state_has_a_rank_to_follow() -> None:
 
 def test_nothing_changes_where_no_rank_went_alone() -> None:
     assert followed(stopped(0), stopped(1), blank(2), differ=True) == ((0, 1), (2,))
+
+
+def waiting(rank: int, version: int = BASE) -> Stopped:
+    return msgspec.structs.replace(stopped(rank, version, step=version - 1), at_collective=True)
+
+
+@pytest.mark.parametrize(
+    ("reports", "gone_on", "meet"),
+    [
+        ((waiting(0), blank(1), waiting(2)), False, True),
+        ((waiting(0), blank(1), waiting(2)), True, False),  # the lost rank had run that code
+        ((waiting(0), blank(1), stopped(2)), False, False),  # rank 2 has completed the collective
+        ((waiting(0, BASE + 1), blank(1), ready(2)), False, True),  # rank 2 comes to it once it has finished
+        ((ready(0), blank(1), ready(2)), False, False),  # whether the code has a collective is not known
+        ((blank(0), waiting(1)), False, True),
+    ],
+)
+def test_all_meet_in_a_collective_if_each_rank_waits_there_or_comes_to_it(
+    reports: tuple[Stopped, ...],
+    gone_on: bool,
+    meet: bool,
+) -> None:
+    private = {report.rank: {BASE, BASE + 1} for report in reports if report.blank}
+    decision = decide(reports, private, len(reports))
+    assert isinstance(decision, Decision)
+    assert all_can_meet(decision, reports, gone_on) is meet
