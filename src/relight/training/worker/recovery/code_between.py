@@ -51,7 +51,7 @@ class CodeBetween:
         self.description = {
             **state.describe(worker.lineage, worker.until),
             "noticed": self._private.noticed(),
-            "late": self._private.late_values(worker.version),
+            **self._private.late_values(worker.version),
             "runs_code": True,
         }
 
