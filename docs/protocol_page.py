@@ -180,7 +180,8 @@ those that wait call the same collective again, on the new groups, and the repla
 and nothing doubted. What is served to the replacement is the state with which the code began.
 
 1. A rank that is to finish its step comes to the collective after the decision, and carries the order out there. If it
-   comes to its next step without one, its restore has failed.
+   comes to its next step without one, its restore has failed. Where all are to finish, none waits yet: each says with
+   its status whether it *comes* to such a collective, as it has seen this code do after an earlier epoch.
 2. If not all can meet (one has completed the collective, or one that is lost had asked for its next step), the recovery
    begins again, and that Stop tells all to go on alone. So does a Stop before a last checkpoint, and each that comes
    after such a Resume before every rank has committed a step: that code may fail in a replacement, and is tried once.

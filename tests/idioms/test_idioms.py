@@ -69,7 +69,7 @@ def test_what_scripts_keep_in_attributes_and_dictionaries_goes_on(name: str, fau
 
 
 @pytest.mark.parametrize("name", ["evaluates_after_epochs", "validates_in_a_trainer"])
-@pytest.mark.parametrize("fault", ["kill rank 1 in AFTER_STEP of step 3", "kill rank 0 in AFTER_WRITE of step 7"])
+@pytest.mark.parametrize("fault", ["kill rank 1 in AFTER_STEP of step 7", "kill rank 0 in AFTER_WRITE of step 7"])
 def test_ranks_wait_in_an_evaluation_until_a_replacement_comes_to_it(name: str, fault: str) -> None:
     """Each epoch has four steps. What is printed and drawn there, and the stopping, depend on the lost rank's part."""
     ending = killed_in_phases(name, [fault])

@@ -185,6 +185,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     wrote: bool = False  # it had begun to write in the step that was interrupted, whether that is undone or not
     alone: bool = False  # code between two steps has its own value of a collective that was cut short
     at_collective: bool = False  # code between two steps waits in its first collective, and has not changed the state
+    comes: bool = False  # it is prepared for the last step of an epoch, and comes to such a collective after it
 
 
 class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):

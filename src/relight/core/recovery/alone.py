@@ -16,17 +16,17 @@ from relight.core.recovery.shards import Shards
 
 
 def all_can_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> bool:
-    """Return whether all ranks can meet in the first collective between two steps that some of them wait in.
+    """Return whether all ranks can meet in the first collective between two steps: some wait there, or all come to it.
 
     Args:
         decision: of the rule that knows nothing of this.
         reports: those it rests on.
         gone_on: a lost rank had completed that code, so that its replacement must not run it again.
     """
-    come = {*decision.targets, *decision.finishers}  # they run the code from its beginning
-    waiting = [report for report in reports if report.rank not in come]
+    held = [report for report in reports if report.rank not in decision.targets]  # targets run all of that code
+    waiting = [report for report in held if report.rank not in decision.finishers]
     meets = all(report.at_collective and report.version == decision.target for report in waiting)
-    return bool(waiting) and meets and not gone_on
+    return meets and not gone_on and (bool(waiting) or all(report.comes for report in held))
 
 
 def follow_one(

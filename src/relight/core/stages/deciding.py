@@ -44,7 +44,7 @@ class Deciding:
         decision = self._choose(reports)
         if isinstance(decision, Halt) or self._distrusts_replicas(reports):
             return False
-        return all_can_meet(decision, reports, self._has_gone_on(decision.target))
+        return self._all_can_meet(decision, reports)
 
     def decide(self, now: float) -> list[Command]:
         """Order the restore that the reports allow, or end the job."""
@@ -57,7 +57,7 @@ class Deciding:
             return self._fall_back(decision.reason, reports, now)
         if isinstance(decision, Halt):
             return job.end(f"{decision.reason}. {job.advice()}", now, job.last_traceback())
-        runs_code = any(report.at_collective for report in reports)
+        runs_code = bool(decision.targets) and self._all_can_meet(decision, reports)
         self._begin_restore(msgspec.structs.replace(decision, runs_code=runs_code), now)
         served = {r.rank: self._source(r) for r in reports}
         if decision.target in self._begun_steps(reports, held):
@@ -92,6 +92,10 @@ class Deciding:
         known = {rank: found for rank, found in self._lost_private(reports).items() if rank not in derived}
         chosen = self._follow(decide(reports, known, job.settings.world_size), reports)
         return require_every_part(chosen, job.shards)
+
+    def _all_can_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> bool:
+        gone_on = self._job.go_alone or self._has_gone_on(decision.target)
+        return all_can_meet(decision, reports, gone_on)
 
     def _has_gone_on(self, target: int) -> bool:
         """Return whether a lost rank had asked for step `target`, so that it had run all code before that."""

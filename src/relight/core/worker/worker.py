@@ -33,6 +33,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     wrote: bool
     alone: bool
     at_collective: bool
+    comes: bool
 
 
 class Worker:
@@ -58,6 +59,7 @@ class Worker:
         self.torn_by = ""  # what in the step did that, for people
         self.alone = False  # code after the newest step has this rank's own value of a collective that was cut
         self.at_collective = False  # code after the newest step waits in its first collective, for all other ranks
+        self.comes = False  # the step in flight is an epoch's last, and code after it comes to such a collective
         self.runs_code = False  # this replacement runs the code after the newest step, before it takes another one
         self.agreed = -1  # the newest version of which it is known that all replicas held the same bits
         self.sound = -1  # the newest version to which only such replicas contributed, as far as is known here
@@ -144,6 +146,7 @@ class Worker:
             wrote=self.wrote,
             alone=self.alone and not self.blank,
             at_collective=self.at_collective,
+            comes=self.comes and self.prepared == self.version and not self.blank,
         )
 
     def compares(self, every: int, *, first: bool) -> bool:

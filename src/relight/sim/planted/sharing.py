@@ -37,9 +37,8 @@ class FollowsAnyone(Deciding):
 class MeetsWithoutAll(Deciding):
     """Ranks that wait in a collective go on waiting, though another one has completed it and does not come again."""
 
-    @property
-    def can_decide(self) -> bool:
-        return True
+    def _all_can_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> bool:  # noqa: ARG002
+        return any(report.at_collective for report in reports)
 
 
 class RunsCodeTwice(Deciding):

@@ -54,6 +54,7 @@ def _decisions_key(machine: Worker, *, began: bool) -> Hashable:
         machine.at_collective,
         machine.go_alone,
         machine.runs_code,
+        machine.comes,
         machine.is_standby,
         machine.generation,
         machine.reported,

@@ -110,7 +110,7 @@ class Describer:
                 machine.blank,
                 machine.torn,
                 machine.alone,
-                (machine.at_collective, machine.go_alone, machine.runs_code),
+                (machine.at_collective, machine.go_alone, machine.runs_code, machine.comes),
                 machine.is_standby,
                 machine.generation,
                 machine.reported,

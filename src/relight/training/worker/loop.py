@@ -161,6 +161,7 @@ class StepLoop:
         else:
             is_end = self._state.ends_late and self._carried.ends_epoch(worker.version + 1)
             self._transaction.begin(keeps_gradients=self._parts.repeat_check.is_due, to_end=is_end)
+            worker.comes = self._parts.code_between.follows(worker.version + 1)
 
     # --- what a step asks -------------------------------------------------------------------------------------
     def enter_step(self, step: Step) -> Any:

@@ -82,6 +82,7 @@ def _report_status(worker: "Worker", action: act.Action) -> None:  # noqa: ARG00
             sound=status.sound,
             alone=status.alone,
             at_collective=status.at_collective,
+            comes=status.comes,
         )
     )
 

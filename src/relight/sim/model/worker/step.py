@@ -111,6 +111,7 @@ def _begin_step(worker: "Worker") -> None:
     worker.page.prepared = -1
     worker.page.step = worker.state.version
     pattern = worker.world.pattern
+    worker.machine.comes = pattern.script(worker.state.version).waits
     worker.has_new, worker.agreed = pattern.script(worker.state.version).finds(worker.rank), False
     worker.planned = learnt_shape(pattern.script(worker.state.version), worker.learner) if pattern.learns else None
     worker.undo = worker.state if worker.shape.written_before else None

@@ -70,6 +70,7 @@ class Reports:
                 wrote=status.wrote,
                 alone=status.alone,
                 at_collective=status.at_collective,
+                comes=status.comes,
             ),
             report=True,
         )

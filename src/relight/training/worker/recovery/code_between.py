@@ -38,6 +38,7 @@ class CodeBetween:
         self._collectives = 0  # that the code has come to
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = []  # what the first one gets; None: too much
         self._digest = ""
+        self._has_shown = False  # this process has seen the code come to a collective in which it could wait
         self.description: dict[str, Any] = {}  # of the state with which the code began, besides tensors
 
     def begin(self) -> None:
@@ -58,6 +59,11 @@ class CodeBetween:
     def end(self) -> None:
         """The next epoch's steps begin."""
         self._is_open, self._collectives, self._kept = False, 0, []
+
+    def follows(self, version: int) -> bool:
+        """Return whether such code comes after the step to `version`, and to a collective in which this rank waits."""
+        is_last = version >= self._runtime.worker.until
+        return self._has_shown and self._carried.ends_epoch(version) and not is_last and self._is_known
 
     @property
     def _is_known(self) -> bool:
@@ -82,21 +88,25 @@ class CodeBetween:
             found = list(_tensors(arguments))
             is_small = sum(tensor.nbytes for tensor in found) <= _MOST_BYTES
             self._kept = [(tensor, tensor.detach().clone()) for tensor in found] if is_small else None
+            self._has_shown = self._has_shown or self._can_meet()
         else:
             self._kept = []
 
     def meet(self) -> bool:
         """Recover inside the collective that was cut, so that it can be called again. False: go on alone."""
+        if not (self._can_meet() and self.recover()):
+            return False
+        with torch.no_grad():
+            for tensor, before in self._kept or ():
+                tensor.copy_(before)
+        return True
+
+    def _can_meet(self) -> bool:
         if not (self._is_open and self._collectives == 1 and self._kept is not None):
             return False
         if threading.current_thread() is not threading.main_thread() or _is_in_progress():
             return False
-        if self._state.replica.digest() != self._digest or not self.recover():
-            return False
-        with torch.no_grad():
-            for tensor, before in self._kept:
-                tensor.copy_(before)
-        return True
+        return self._state.replica.digest() == self._digest
 
 
 def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
