@@ -35,6 +35,8 @@ class CodeBetween:
         self.recover: Callable[[], bool] = lambda: False  # inside the collective; False: go on alone
         self.has_integration = any(hasattr(thing, "join_training") for thing in state.per_rank.values())
         self._is_open = False
+        self._is_new = True  # the code was not run yet
+        self._has_come = False  # to a collective: the state of a script without one is not looked at
         self._collectives = 0  # that the code has come to
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = []  # what the first one gets; None: too much
         self._digest = ""
@@ -44,7 +46,7 @@ class CodeBetween:
     def begin(self) -> None:
         """The steps of an epoch are over, here or in the process whose rank this one has taken."""
         self.end()
-        if not self._is_known or self._private.streams.have_moved:
+        if not (self._has_come or self._is_new) or not self._is_known or self._private.streams.have_moved:
             return
         worker, state = self._runtime.worker, self._state
         self._is_open = True
@@ -58,6 +60,7 @@ class CodeBetween:
 
     def end(self) -> None:
         """The next epoch's steps begin."""
+        self._is_new = self._is_new and not self._is_open
         self._is_open, self._collectives, self._kept = False, 0, []
 
     def follows(self, version: int) -> bool:
@@ -81,6 +84,7 @@ class CodeBetween:
 
     def come(self, arguments: Iterable[Any]) -> None:
         """The script calls a collective that a recovery cannot repeat."""
+        self._has_come = True
         if not self._is_open:
             return
         self._collectives += 1
