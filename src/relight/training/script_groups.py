@@ -46,6 +46,16 @@ class ScriptGroups:
         """True if a recovery has taken the peers of a group of relight's, and this operation cannot be repeated."""
         return isinstance(group, RelightProcessGroup) and group.is_cut_off
 
+    def meet(self, group: Any) -> bool:
+        """A function of c10d needs a group that is cut off: return whether all ranks have come, and it is not any more.
+
+        The collectives that it calls are the script's first ones between two epochs, if this one is.
+        """
+        del group
+        code_between = self._runtime.protection.code_between
+        code_between.come(())
+        return code_between.meet()
+
     def note_cut(self, group: Any, operation: str) -> None:
         """A function of c10d does alone what it does with the peers of `group`, since these are gone."""
         del group

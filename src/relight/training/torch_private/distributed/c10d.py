@@ -47,6 +47,9 @@ class Groups(Protocol):
     def is_cut_off(self, group: Any) -> bool:
         """Return whether a recovery has taken its peers, and this operation cannot be repeated."""
 
+    def meet(self, group: Any) -> bool:
+        """A function of a group that is cut off is called: return whether all ranks are there now, and it is not."""
+
     def note_cut(self, group: Any, operation: str) -> None:
         """A function of a group that is cut off does what it does alone."""
 
@@ -98,7 +101,7 @@ def _or_alone(groups: Groups, alone: Callable[..., Any], original: Any) -> Any:
         group = _default(signature.bind(*args, **kwargs).arguments.get("group"))
         if groups.is_detached(group):
             return alone(*args, **kwargs)
-        if not groups.is_cut_off(group):
+        if not groups.is_cut_off(group) or groups.meet(group):
             try:
                 return original(*args, **kwargs)
             except Exception:
