@@ -54,7 +54,8 @@ def main(epochs=5):
         accuracy = evaluate(net, held_loader)
         scheduler.step(accuracy)
         history.append((epoch, mean, last, accuracy))
-        print(f"rank {job.rank}: epoch {epoch}: loss {mean:.4f}, {last:.4f}, accuracy {accuracy:.4f}")
+        if job.rank == 0:
+            print(f"epoch {epoch}: loss {mean:.4f}, {last:.4f}, accuracy {accuracy:.4f}")
         without_progress = 0 if accuracy > best else without_progress + 1
         best = max(best, accuracy)
         if without_progress > 2:
