@@ -57,7 +57,8 @@ class Deciding:
             return self._fall_back(decision.reason, reports, now)
         if isinstance(decision, Halt):
             return job.end(f"{decision.reason}. {job.advice()}", now, job.last_traceback())
-        runs_code = bool(decision.targets) and self._all_can_meet(decision, reports)
+        is_wanted = decision.targets or any(report.at_collective for report in reports)
+        runs_code = bool(is_wanted) and self._all_can_meet(decision, reports)
         self._begin_restore(msgspec.structs.replace(decision, runs_code=runs_code), now)
         served = {r.rank: self._source(r) for r in reports}
         if decision.target in self._begun_steps(reports, held):

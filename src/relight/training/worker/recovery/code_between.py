@@ -19,8 +19,7 @@ from relight.training.state.tracked import TrackedState
 _MOST_BYTES = 2**26  # of tensors that a collective gets
 # Code of torch that cannot be left in the middle of a call, and gone on with after a recovery has reset its objects.
 _IN_PROGRESS = tuple(
-    f"/torch/{path}"
-    for path in ("nn/parallel/", "distributed/fsdp/", "distributed/tensor/", "distributed/pipelining/", "_dynamo/")
+    f"/torch/{path}" for path in ("autograd/", "nn/parallel/", "distributed/fsdp/", "distributed/tensor/", "_dynamo/")
 )
 
 
@@ -110,7 +109,8 @@ class CodeBetween:
             return False
         if threading.current_thread() is not threading.main_thread() or _is_in_progress():
             return False
-        return self._state.replica.digest() == self._digest
+        with torch.inference_mode(mode=False):
+            return self._state.replica.digest() == self._digest
 
 
 def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
