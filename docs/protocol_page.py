@@ -215,8 +215,10 @@ most until every rank has reached its first step. Until then the loss of a host 
 spare costs its standbys. Later, nodes and spares are alike.
 
 In its first step each rank shows the others, by digests, what the script had made before its loop. No rank computes
-before all have seen that: after the comparison follows an all-reduce that says nothing else. So a rank that is lost in
-code of its first step has been seen by every survivor, any of which can tell its replacement the values of its rank.
+before all have seen that: another all-reduce follows the comparison. So a rank that is lost in code of its first step
+has been seen by every survivor, any of which can tell its replacement the values of its rank. In that all-reduce each
+rank also says whether code between epochs needs what steps set after their last write. If one does, the barrier of the
+last step of each epoch stands at the end of its block, on all ranks.
 
 ## A host that is drained
 

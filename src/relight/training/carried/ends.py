@@ -12,17 +12,16 @@ from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.places import key_of, place_of
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.values.homes import Homes
+from relight.training.carried.values.trees.alone import refers, written_alone
 from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.sizes import size_of
-from relight.training.carried.values.trees.words import TAG, Unsupported
-from relight.training.carried.values.trees.writer import Writer
+from relight.training.carried.values.trees.words import Unsupported
 
 _MOST_BYTES = 2**20  # of all of them
 _MISSING = (
     "{names}: set by the steps of an epoch and read by the code after them, which a replacement has run without having "
     "got them"
 )
-_REFERRING = frozenset({"same", "new", "home", "holder", "own", "shared", "view", "divided"})
 
 
 class Ends:
@@ -54,20 +53,13 @@ class Ends:
             value = MISSING if spot is None else spot.get()
             if value is MISSING:  # no step of this process has set it
                 continue
-            tree = self._written(value)
+            tree = written_alone(value, self._catalog.parts)
             left -= size_of(tree)
-            if left < 0 or tree is MISSING:
+            if left < 0 or refers(tree):
                 self._lacks.append(describe(place))
             else:
                 found[key_of(place)] = tree
         return found
-
-    def _written(self, value: Any) -> Any:
-        try:
-            tree = Writer(Homes(), self._catalog.parts).write("", value)
-        except Unsupported:
-            return MISSING
-        return MISSING if _refers(tree) else tree
 
     def put_in(self, trees: Mapping[str, Any]) -> None:
         """Give their places the values of another process."""
@@ -92,10 +84,3 @@ class Ends:
 
     def _here(self) -> set[str]:
         return {key_of(self._catalog.loop.lasting(one.place)) for one in self._catalog.loop.needed_between or ()}
-
-
-def _refers(tree: Any) -> bool:
-    """Return whether a tree tells of objects that this process alone has, or of one several times."""
-    if isinstance(tree, dict):
-        return tree.get(TAG) in _REFERRING or any(map(_refers, tree.values()))
-    return isinstance(tree, (list, tuple)) and any(map(_refers, tree))

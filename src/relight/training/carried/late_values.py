@@ -14,15 +14,13 @@ from typing import Any
 from relight.training.carried.finding.kept import Kept
 from relight.training.carried.finding.spots.files import ASKED_FOR_KEY
 from relight.training.carried.finding.spots.spot import MISSING
-from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import Parts
-from relight.training.carried.values.trees.words import MISSING_TREE, TAG, Unsupported
-from relight.training.carried.values.trees.writer import Writer
+from relight.training.carried.values.trees.alone import refers, written_alone
+from relight.training.carried.values.trees.words import MISSING_TREE, TAG
 from relight.training.state.values.late import changed_likewise
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 MOST_BYTES = 2**20  # of all values that are offered
-_REFERRING = frozenset({"missing", "same", "new", "home", "part", "holder", "own", "shared", "view", "divided"})
 
 
 def offered(
@@ -47,11 +45,11 @@ def offered(
             or key == ASKED_FOR_KEY
             or not one.is_written
             or key not in kept["names"]
-            or _refers(before := kept["names"][key])
+            or refers(before := kept["names"][key], to_parts=True)
         ):
             continue
         now = _written_now(one, parts) if again is None else _of_its_own(again["names"].get(key, MISSING_TREE))
-        if _refers(now):
+        if refers(now, to_parts=True):
             continue
         pair = [_bytes_of(before), _bytes_of(now)]
         if (size := sum(map(len, pair))) <= left:
@@ -75,7 +73,7 @@ def taken_in_part(own: Mapping[str, Any] | None, other: bytes) -> dict[str, Any]
     found: dict[str, Any] = {}
     for key, pair in _offered_of(own, other).items():
         kept, (before, now) = own["names"][key], (decode_tree(data)["v"] for data in pair)
-        if not _refers(kept) and _bytes_of(kept) != pair[0]:
+        if not refers(kept, to_parts=True) and _bytes_of(kept) != pair[0]:
             tree = changed_likewise(kept, before, now)
             found.update({key: tree} if _bytes_of(tree) != _bytes_of(kept) else {})
     return found
@@ -89,22 +87,12 @@ def _offered_of(own: Mapping[str, Any], other: bytes) -> dict[str, list[bytes]]:
 
 def _written_now(one: Kept, parts: Parts) -> Any:
     value = one.spot.get()
-    try:
-        return MISSING_TREE if value is MISSING else Writer(Homes(), parts).write("", value)
-    except Unsupported:
-        return MISSING_TREE
+    return MISSING_TREE if value is MISSING else written_alone(value, parts)
 
 
 def _of_its_own(tree: Any) -> Any:
     """Return the tree of a value, also if that was written down as another object than the one it was first."""
     return tree["v"] if isinstance(tree, dict) and tree.get(TAG) == "new" else tree
-
-
-def _refers(tree: Any) -> bool:
-    """Return whether a tree tells of objects outside of it."""
-    if isinstance(tree, dict):
-        return tree.get(TAG) in _REFERRING or any(map(_refers, tree.values()))
-    return isinstance(tree, (list, tuple)) and any(map(_refers, tree))
 
 
 def _bytes_of(tree: Any) -> bytes:

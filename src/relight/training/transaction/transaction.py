@@ -40,13 +40,13 @@ class Transaction:
         self.learner = Learner()
         self._changes = ChangeWatch(state.slots, state.attributes)
         self._images = StepImages(state, self._changes.access)
-        self.enter_block, self.watch_code = self._images.above.remember, self._changes.start  # called as they are
+        self.enter_block = self._images.above.remember  # to be called as the block begins, if code stands above it
+        self.watch_code = self._changes.start  # to be called where code between steps goes on after a recovery
         self._plan = ImagePlan(state, self._changes, self._images.tensors)
         self._needs = Needs(state, collectives, carried or NothingCarried(), streams)
         self._unused = set(self._state.optimizers)  # that have made no step since ranks last began to learn
-        self.is_open = False  # the step under way can be undone
-        self.has_new_writer = False  # an optimizer made its first step in the step under way
-        self._is_early = self._is_to_end = False  # its barrier was passed in front of a write; it is not to be
+        self.is_open = self.has_new_writer = False  # the step under way: can be undone; is some optimizer's first one
+        self._is_early = self._is_to_end = False  # its barrier was passed in front of a write; it stands at the end
         self._writes: list[str] = []
         self.surprise = ""  # what came after an early barrier, against what was learnt
 
@@ -124,7 +124,7 @@ class Transaction:
 
     # --- a step -------------------------------------------------------------------------------------------------
     def begin(self, *, keeps_gradients: bool = False, to_end: bool = False) -> None:
-        """Copy what is known to change before the barrier (`to_end`: that of this step), and `keeps_gradients`."""
+        """Copy what changes before the barrier, `to_end`: up to the end, and all gradients if `keeps_gradients`."""
         changes, learnt = self._changes, None if to_end else self.learner.learnt
         self._state.gradients.see(keep=keeps_gradients)
         self._writes, self._is_early, self._is_to_end, self.has_new_writer = [], False, to_end, False

@@ -122,6 +122,7 @@ class StepLoop:
         while True:
             self._transaction.undo_code()
             if worker.runs_code:
+                worker.runs_code = False
                 return self._membership.run_code(Step.committed_before(self, worker.version - 1, 0))
             changed = self._transaction.see_code_between() if self._carried.computes_outside else ()
             parts.private.see_code(worker.version, changed)

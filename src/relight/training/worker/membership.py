@@ -100,7 +100,7 @@ class Membership:
 
     def run_code(self, step: Step) -> Step:
         """As a replacement, go on after this step, the last one of an epoch: all others wait in the code after it."""
-        runtime, parts, carried, self._worker.runs_code = self._runtime, self._parts, self._parts.carried, False
+        runtime, parts, carried = self._runtime, self._parts, self._parts.carried
         doubts = carried.turn(sys._getframe()), carried.doubts.later(), carried.keeper.ends.doubt()
         for doubt in filter(None, (*doubts, parts.private.streams.put_back())):
             runtime.notices.doubt(doubt)

@@ -32,7 +32,7 @@ class CodeBetween:
         self._private = private
         self._carried = carried
         self.recover: Callable[[], bool] = lambda: False  # inside the collective; False: go on alone
-        self.has_integration = any(hasattr(thing, "join_training") for thing in state.per_rank.values())
+        self._has_integration = any(hasattr(thing, "join_training") for thing in state.per_rank.values())
         self._is_open = False
         self._is_new = True  # the code was not run yet
         self._has_come = False  # to a collective: the state of a script without one is not looked at
@@ -71,7 +71,7 @@ class CodeBetween:
     def _is_known(self) -> bool:
         """True if a replacement can run this code, and a recovery resets nothing that it uses."""
         state = self._state
-        divides = state.sharded or state.pipelines or state.zero or self.has_integration
+        divides = state.sharded or state.pipelines or state.zero or self._has_integration
         is_alone = self._runtime.is_rehearsing or self._runtime.world_size == 1
         return self._carried.keeper.ends.lacks == [] and not (divides or is_alone)
 

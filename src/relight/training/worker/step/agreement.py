@@ -94,8 +94,8 @@ class Agreement:
             if values.learn(own, world_size, slots, table) and self._private.may_keep_again():
                 self._private.keep(self._worker.version, between=True)
             self._state.rank_values = values.describe()
-            late = self._sums.add_up([int(self._carried.keeper.ends.come_late)])  # all know of this rank from here on
-            self._state.ends_late = bool(late and late[0])
+            ends_late = self._sums.add_up([int(self._carried.keeper.ends.come_late)])
+            self._state.ends_late = bool(ends_late and ends_late[0])
 
     # --- buffers that are a rank's own: the same on all ranks -------------------------------------------------------
     @property
