@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from relight.training.state.tracked import TrackedState
+from relight.training.torch_private.tensors import version_of
 from relight.training.worker.step.left_gradients import LeftGradients
 
 
@@ -267,3 +268,17 @@ def test_nothing_of_torch_stays_changed() -> None:
     assert torch.optim.Optimizer.zero_grad is not before[0]
     job.left.remove()
     assert (torch.optim.Optimizer.zero_grad, nn.Module.zero_grad) == before
+
+
+def test_a_script_may_keep_gradients_that_it_made_zero_and_assign_others(job: Job) -> None:
+    job.step("fast", "slow")
+    job.net(torch.ones(1, 2)).sum().backward()
+    kept = [parameter.grad for parameter in job.net.parameters() if parameter.grad is not None]
+    job.net.zero_grad(set_to_none=False)
+    for parameter in job.net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        while version_of(parameter.grad) < version_of(kept[0]):
+            parameter.grad.zero_()
+    job.step("fast", "slow")
+    assert len(kept) == 2
+    assert not job.doubts

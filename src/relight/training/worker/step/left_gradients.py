@@ -90,11 +90,14 @@ class LeftGradients:
             del waiting[number]
         kept = self._gradients.kept()
         for name, optimizer in self._optimizers.items():
+            is_adding = name in self._adding
+            if name in self._stepped and not (waiting or is_adding):
+                continue
             held = [one for one in parameters_of(optimizer) if id(one) not in kept]
             if name in self._stepped:
                 for one in held:
                     waiting.pop(id(one), None)
-                if name in self._adding and have_gradients(held):
+                if is_adding and have_gradients(held):
                     waiting |= self._gradients.named(held)
             elif have_gradients(fresh := [one for one in held if id(one) not in waiting]):
                 waiting |= self._gradients.named(fresh)
