@@ -29,7 +29,7 @@ PHASES = {
 # A rank that kills itself: the hook, the rank, and the optimizer steps that are done.
 HOOKS = {
     "trainer_settings.py": (
-        *("on_evaluate:0:3", "on_save:0:2", "on_log:1:4", "on_prediction_step:1:3", "on_epoch_end:0:1"),
+        *("on_evaluate:0:3", "on_save:0:2", "on_log:0:4", "on_prediction_step:1:3", "on_epoch_end:0:1"),
     ),
     "module_settings.py": (
         *("on_validation_batch_end:0:2", "on_save_checkpoint:0:3", "on_train_epoch_end:1:1", "on_validation_end:1:3"),

@@ -85,19 +85,28 @@ class Logs:
         return self._directory / f"transformers-{self._trainer.args.process_index}.json"
 
     def _hand_over(self, *, is_left: bool = False) -> None:
-        note, state = self._note, self._trainer.state
+        state = self._trainer.state
         if not self._entries or self._handed_over == self._step:
             return
-        if is_left and note.exists() and json.loads(note.read_text())["step"] == self._step:
-            return
+        done = self._calls_noted() if is_left else 0
         now = state.global_step, state.epoch
-        for logs, state.global_step, state.epoch, callbacks in self._entries:  # of the entry, as reporters read them
-            self._call(logs, callbacks)
+        calls = [(logs, step, epoch, number) for logs, step, epoch, numbers in self._entries for number in numbers]
+        for count, (logs, state.global_step, state.epoch, number) in enumerate(calls, 1):  # as reporters read them
+            if count > done:
+                self._call(logs, [number])
+                self._write_note(count)  # after each callback: a later one may take long, and die in it
         state.global_step, state.epoch = now
-        draft = note.with_suffix(".new")
-        draft.write_text(json.dumps({"step": self._step}))
-        os.replace(draft, note)
         self._handed_over = self._step
+
+    def _calls_noted(self) -> int:
+        """Return how many calls of callbacks the process that had this rank before has made for this step."""
+        note = json.loads(self._note.read_text()) if self._note.exists() else {}
+        return int(note["calls"]) if note.get("step") == self._step else 0
+
+    def _write_note(self, calls: int) -> None:
+        draft = self._note.with_suffix(".new")
+        draft.write_text(json.dumps({"step": self._step, "calls": calls}))
+        os.replace(draft, self._note)
 
     def _call(self, logs: dict[str, float], numbers: list[int]) -> Any:
         """Call `on_log` of some callbacks. Returns the control."""
