@@ -394,3 +394,59 @@ def test_a_class_that_answers_with_other_errors_is_read(tmp_path: Path) -> None:
     assert whole == (6, 18.0)
     assert run_script(ANSWERS, Loop(fails_at=2), tmp_path) == whole
     assert run_script(ANSWERS, Loop(begins_at=4, tree=decode_tree(first.kept[4])), tmp_path) == whole
+
+
+IN_CONTAINER = """
+import collections, torch
+
+class Meter:
+    def __init__(self):
+        self.count = 0
+    def see(self):
+        self.count += 1
+
+Named = collections.namedtuple("Named", "net meter numbers")
+
+class Holder:
+    pass
+
+def run():
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    steps.hand_over(net, optimizer)
+    holder = Holder()
+    meter, numbers = Meter(), [0]
+    w = MAKE
+    del meter, numbers
+    for step in steps():
+        with step as value:
+            eval("CHANGE", {"w": w, "holder": holder, "net": net, "n": step.number})
+            step.end()
+    return SHOWN
+result = run()
+"""
+SHAPES_OF_CONTAINERS = {
+    "tuple": ("(net, meter, numbers)", "w[1].see(), w[2].append(n)", "w[1].count, w[2]"),
+    "list": ("[net, meter, numbers]", "w[1].see(), w[2].append(n)", "w[1].count, w[2]"),
+    "deque": ("collections.deque([net, meter, numbers])", "w[1].see(), w[2].append(n)", "w[1].count, w[2]"),
+    "nested": ("[net, ({'a': optimizer, 'b': [meter, numbers]},)]", "w[1][0]['b'][0].see()", "w[1][0]['b'][0].count"),
+    "named": ("Named(net, meter, numbers)", "w.meter.see(), w.numbers.append(n)", "w.meter.count, w.numbers"),
+    "number of a list": ("[net, 0, meter]", "w.__setitem__(1, w[1] + n), w[2].see()", "w[1], w[2].count"),
+    "parts alone": ("[net]", "w.append(net.weight)", "[type(one).__name__ for one in w]"),
+    "another one each time": ("None", "setattr(holder, 'pair', (net, n))", "holder.pair[1], type(holder.pair[0])"),
+    "another one now and then": (
+        "setattr(holder, 'pair', (net, 0))",
+        "n % 3 or setattr(holder, 'pair', (net, n))",
+        "holder.pair[1], holder.pair[0] is net",
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_CONTAINERS)
+def test_what_code_changes_unseen_beside_what_was_handed_over_is_carried(shape: str, tmp_path: Path) -> None:
+    make, change, shown = SHAPES_OF_CONTAINERS[shape]
+    source = IN_CONTAINER.replace("MAKE", make).replace("CHANGE", change).replace("SHOWN", shown)
+    first = Loop()
+    whole = run_script(source, first, tmp_path)
+    assert run_script(source, Loop(fails_at=2), tmp_path) == whole
+    assert run_script(source, Loop(begins_at=4, tree=decode_tree(first.kept[4])), tmp_path) == whole

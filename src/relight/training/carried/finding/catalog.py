@@ -25,7 +25,7 @@ from relight.training.carried.values.homes import Homes
 from relight.training.carried.values.parts import NoParts, Parts
 from relight.training.carried.values.parts import is_part as is_part_of
 from relight.training.state.values.fingerprints import has_fingerprint
-from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.kinds import HOLDERS, kind_of
 from relight.training.state.values.marks import changed, remember
 
 _attributes = operator.attrgetter("__dict__")
@@ -113,7 +113,7 @@ class Catalog:
         if is_not_wanted or (spot := self._spots.find(place)) is None:
             return None
         one, value = Kept(key, name, where, spot, feeds, late, is_left, seen=seen, after_write=after_write), spot.get()
-        is_part = self.is_foreign(value) and not (late and not isinstance(value, nn.Module))
+        is_part = self.is_foreign(value) and not _is_carried_all_the_same(value, late=late, seen=seen)
         if value is not MISSING and not is_part and self.is_of_data(value):
             return None
         self.homes.add(key, value if mark is NEVER else mark)
@@ -294,6 +294,14 @@ def holder_in_data(place: Place, spots: Spots, is_of_data: Callable[[Any], bool]
         if spot is not None and spot.get() is not MISSING and is_of_data(spot.get()):
             return place[:length]
     return None
+
+
+def _is_carried_all_the_same(part: Any, *, late: bool, seen: bool) -> bool:
+    """Return whether a value that was handed over, or holds such, is not only carried once it is another one.
+
+    `late`: it is written after the block. `seen`: what a container has beside parts was seen to change.
+    """
+    return (late and not isinstance(part, nn.Module)) or (seen and kind_of(part) in HOLDERS)
 
 
 def _put(one: Kept, place: Place, kept: dict[str, Kept], spots: Spots) -> None:

@@ -31,7 +31,7 @@ from relight.training.carried.values.parts import is_part
 from relight.training.state.values.contents import is_container
 from relight.training.state.values.fingerprints import CACHED, has_fingerprint
 from relight.training.state.values.iterators import has_position
-from relight.training.state.values.kinds import items_of, kind_of, members_in
+from relight.training.state.values.kinds import HOLDERS, items_of, kind_of, members_in
 from relight.training.torch_private.modules import (
     buffers_in,
     modules_in,
@@ -148,8 +148,7 @@ class Survey:
         if kind == "opaque":
             self._look_into_opaque(place, value, depth)
             return
-        if self._is_foreign(value):
-            self._look_beside_parts(place, value, depth)
+        if self._is_foreign(value) and (kind not in HOLDERS or self._is_part(value)):
             return
         if isinstance(value, defaultdict):
             self._look_later((*place, ("attribute", "default_factory", "")), value.default_factory, depth + 1)
@@ -164,7 +163,7 @@ class Survey:
                     self._look_later((*place, ("attribute", name, "")), one, depth + 1)
                 self._look_at_classes(place, value, depth)
             return
-        if kind in ("list", "tuple", "dict", "deque") and holds_objects(value):
+        if kind in HOLDERS and holds_objects(value):
             if id(value) in self._seen:
                 if len(place) > 1:  # code may not show that another one is assigned there
                     self.found[place] = self._mark.identity(value)
@@ -180,14 +179,6 @@ class Survey:
                 self._look_later((*place, ("item", type(key).__name__, str(key))), one, depth + 1)
             return
         self.found[place] = self._mark.contents(value)
-
-    def _look_beside_parts(self, place: Place, value: Any, depth: int) -> None:
-        """Look at all that a dict of the script's has beside what was handed over, which may be much."""
-        if kind_of(value) == "dict" and id(value) not in self._seen and not self._is_part(value):
-            self._seen.add(id(value))
-            for key, one in items_of(value) if len(value) <= _FEW else ():
-                if type(key) in (int, str):
-                    self._look_later((*place, ("item", type(key).__name__, str(key))), one, depth + 1)
 
     def _look_into_opaque(self, place: Place, value: Any, depth: int) -> None:
         is_module = isinstance(value, (nn.Module, torch.optim.Optimizer))
@@ -358,6 +349,6 @@ def holds_objects(value: Any, depth: int = 2) -> bool:
         kind = kind_of(one)
         if kind in ("object", "opaque"):
             return True
-        if depth and kind in ("list", "tuple", "dict", "deque") and holds_objects(one, depth - 1):
+        if depth and kind in HOLDERS and holds_objects(one, depth - 1):
             return True
     return False

@@ -15,13 +15,12 @@ from relight.training.carried.finding.spots.spot import MISSING, DictSpot, Spot
 from relight.training.carried.finding.survey import Survey, holds_objects
 from relight.training.carried.finding.wholes import Wholes
 from relight.training.carried.values.parts import is_part
-from relight.training.state.values.kinds import kind_of
+from relight.training.state.values.kinds import HOLDERS, kind_of
 from relight.training.state.values.marks import Mark, changed, remember
 from relight.training.torch_private.modules import OWN_ATTRIBUTES
 
 _MOST = 512  # values: each takes a tenth of a microsecond, containers more
 _FEW = 32  # items of a container
-_CONTAINERS = ("list", "tuple", "dict", "deque")
 _BYTES = 2**14  # of a tensor or an array
 
 
@@ -131,7 +130,7 @@ class Watch:
             return value
         if kind == "object" or not _is_small(value):
             return Mark("opaque", value, None)  # another may take its place
-        if kind in _CONTAINERS and holds_objects(value):
+        if kind in HOLDERS and holds_objects(value):
             return Mark("opaque", value, None)  # attributes of the objects are watched by themselves
         return remember(value, is_part=self._is_part)
 
@@ -154,6 +153,6 @@ def _is_small(value: Any) -> bool:
     kind = kind_of(value)
     if kind in ("tensor", "array"):
         return bool(value.nbytes <= _BYTES)
-    if kind in (*_CONTAINERS, "set"):
+    if kind in (*HOLDERS, "set"):
         return len(value) <= _FEW
     return kind in ("plain", "number", "object") or value is MISSING or isinstance(value, itertools.count)

@@ -31,6 +31,7 @@ _CONTAINERS: dict[str, tuple[type, ...]] = {
     "dict": (dict, OrderedDict, defaultdict, Counter),
     "set": (set, frozenset),
 }
+HOLDERS = ("list", "tuple", "dict", "deque")  # kinds of containers whose members may be objects
 _BASES: tuple[Any, ...] = (OrderedDict, dict, list, deque, set, frozenset, tuple)
 _BASES_OF: dict[type, Any] = {**{base: base for base in _BASES}, defaultdict: dict, Counter: dict}
 STREAMS: tuple[type, ...] = (io.StringIO, io.BytesIO)
