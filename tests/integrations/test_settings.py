@@ -20,7 +20,7 @@ from tests.survival.harness import DEADLINE_SECONDS, OFFLINE, Job, Outcome, Trai
 
 PHASES = {
     "early": (
-        "kill rank 0 in BACKWARD of step 1",
+        "kill rank 0 in BACKWARD of step 0",
         "kill rank 1 in OPTIMIZER of step 4",
         "kill rank 0 in BARRIER of step 7",
     ),

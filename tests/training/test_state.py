@@ -197,6 +197,15 @@ def test_objects_of_a_lost_rank_that_code_after_the_block_has_changed_elsewhere(
     assert replacement.count == (3 if is_kept_again else 0)
 
 
+def test_what_an_integration_keeps_of_a_rank_is_not_mixed_with_that_of_another_one() -> None:
+    survivor = Counter()
+    survivor.join_training = lambda *_: None  # type: ignore[attr-defined]
+    state = TrackedState({"model": Net()}, {}, {}, {"counter": survivor})
+    kept = decode_tree(encode_tree(state.rank_private.tree(), "private"))
+    survivor.count = 5
+    assert state.rank_private.late_objects(kept["per_rank"]) == b""
+
+
 def test_buffers_that_change_in_forward_become_private_and_others_do_not() -> None:
     _, _, state = make(1, steps=1)
     names = {name for _, name in state.rank_private.buffers}

@@ -301,6 +301,8 @@ class FitRun:
         if kept is not None:
             self._number, *pending = kept
             self._pending = {self._number: tuple(pending)}
+        elif self._carries_pending:
+            self._pending = {}  # the first step is undone
 
 
 def _named(name: str, things: list[Any]) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class RankPrivate:
 
     def late_objects(self, kept: Mapping[str, Any]) -> bytes:
         """Return what code has changed in the objects since they were `kept` at the barrier, for `adopt` elsewhere."""
-        return objects.changes(kept, objects.trees_of(self._handed.per_rank, self._handed))
+        return objects.changes(kept, self._handed.per_rank, self._handed)
 
     def _keep_objects(self) -> dict[str, Any]:
         trees = objects.trees_of(self._handed.per_rank, self._handed)

@@ -35,9 +35,13 @@ def load(objects: Mapping[str, Any], trees: Mapping[str, Any], handed: Handed) -
         objects[name].load_state_dict(state)
 
 
-def changes(kept: Mapping[str, Any], now: Mapping[str, Any]) -> bytes:
-    """Return, for `with_changes`, those trees that were kept otherwise than they are now: both, for each."""
-    pairs = {name: [encode_tree(tree, name), encode_tree(now[name], name)] for name, tree in kept.items()}
+def changes(kept: Mapping[str, Any], objects: Mapping[str, Any], handed: Handed) -> bytes:
+    """Return, for `with_changes`, those trees that were kept otherwise than they are now: both, for each.
+
+    Those of an integration are left out: steps alone change them, and they only make sense as a whole.
+    """
+    now = trees_of({name: one for name, one in objects.items() if not hasattr(one, "join_training")}, handed)
+    pairs = {name: [encode_tree(kept[name], name), encode_tree(tree, name)] for name, tree in now.items()}
     found = {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and len(pair[1]) <= _MOST_BYTES}
     return encode_tree(found, "changed objects") if found else b""
 
