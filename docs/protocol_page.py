@@ -171,20 +171,24 @@ Code after the block runs once, and a recovery cannot repeat it. Survivors run i
 restore, so that a replacement gets what it leaves. If it calls a collective which the recovery cuts, there are two
 ways.
 
-**All meet in it.** In code between two epochs a rank may *wait* in its first collective since the step: its script
-stands there, the status says so, and the recovery runs inside the call. It may as long as that code has changed nothing
-that replicas share, and reads nothing that the steps have set and no rank keeps. If every intact rank of the target
-version waits there, or is to finish the step first, Restore says that targets *run the code*: a replacement begins
-after the block of the last step, with its rank's private state of the barrier, and runs the code itself. After Resume
-those that wait call the same collective again, on the new groups, and the replacement comes to it. Nothing is repeated
-and nothing doubted. What is served to the replacement is the state with which the code began.
+**All meet in it.** In code between two epochs a rank may *wait* in a collective: its script stands there, the status
+says so, with the number of the collective since the step, and the recovery runs inside the call. It may as long as that
+code has changed no tensor that replicas share, and reads nothing that the steps have set and no rank keeps, and if what
+each earlier collective gave is the same on every rank, and is kept. If every intact rank of the target version waits in
+the collective of one number, or is to finish the step first and that number is 1, Restore says that targets *run the
+code* up to it: a replacement begins after the block of the last step, with its rank's private state of the barrier, and
+runs the code itself. Earlier collectives give it what they gave the others, without calling these. After Resume those
+that wait call the same collective again, on the new groups, and the replacement comes to it. Nothing is repeated and
+nothing doubted. What is served to the replacement is the state with which the code began, and what its collectives have
+given since.
 
 1. A rank that is to finish its step comes to the collective after the decision, and carries the order out there. If it
    comes to its next step without one, its restore has failed. Where all are to finish, none waits yet: each says with
    its status whether it *comes* to such a collective, as it has seen this code do after an earlier epoch.
-2. If not all can meet (one has completed the collective, or one that is lost had asked for its next step), the recovery
-   begins again, and that Stop tells all to go on alone. So does a Stop before a last checkpoint, and each that comes
-   after such a Resume before every rank has committed a step: that code may fail in a replacement, and is tried once.
+2. If not all can meet (one has completed more collectives than another, or one that is lost had asked for its next
+   step), the recovery begins again, and that Stop tells all to go on alone. So does a Stop before a last checkpoint,
+   and each that comes after such a Resume before every rank has committed a step: that code may fail in a
+   replacement, and is tried once.
 
 **Ranks go on alone** otherwise, each with its own value; it doubts the bits, and says so with its status (or with
 Restored, if it finishes the step only after the decision). A rank that has come to its next step has completed every

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.idioms.trial import (
     killed_at_random,
     killed_in_phases,
     phase_kills,
+    run_variant,
     undisturbed,
     without_relight,
 )
@@ -27,6 +29,21 @@ COMMON = (
 
 # Wrappers that were used before the loop, and others used for the first time after a step's first write.
 ADDED_UP = ("lr_finder", "vqgan_late_discriminator")
+
+
+# For a variant of a script.
+_DIE_ONCE = """
+def die_once(rank, is_due):
+    import os
+    import signal
+
+    if is_due and dist.get_rank() == rank:
+        try:
+            open({!r}, "x").close()
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +90,27 @@ def test_what_scripts_keep_in_attributes_and_dictionaries_goes_on(name: str, fau
 def test_ranks_wait_in_an_evaluation_until_a_replacement_comes_to_it(name: str, fault: str) -> None:
     """Each epoch has four steps. What is printed and drawn there, and the stopping, depend on the lost rank's part."""
     ending = killed_in_phases(name, [fault])
+    verdict, words = judge(ending, undisturbed(name).digests)
+    assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 1), words
+
+
+@pytest.mark.parametrize(
+    ("rank", "line"),
+    [(1, "        output = model(x)\n"), (0, "        both = torch.tensor("), (2, "    seen = [None]")],
+)
+def test_a_replacement_is_given_the_results_of_collectives_that_the_others_have_completed(
+    rank: int, line: str, tmp_path: Path
+) -> None:
+    """A rank kills itself once, in the third batch of an epoch's evaluation, or where its meters are added up."""
+    name = "reduces_by_batch"
+    text = path_of(name).read_text()
+    assert text.count(line) == 1
+    is_due = "number == 2" if "model" in line else "True"
+    indent = " " * (len(line) - len(line.lstrip()))
+    variant = text.replace(line, f"{indent}die_once({rank}, {is_due})\n{line}")
+    path = tmp_path / "variant.py"
+    path.write_text(variant.replace("class Meter:", f"{_DIE_ONCE.format(str(tmp_path / 'mark'))}\n\nclass Meter:"))
+    ending = run_variant(name, path)
     verdict, words = judge(ending, undisturbed(name).digests)
     assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 1), words
 

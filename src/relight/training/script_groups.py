@@ -49,11 +49,11 @@ class ScriptGroups:
     def meet(self, group: Any) -> bool:
         """A function of c10d needs a group that is cut off: return whether all ranks have come, and it is not any more.
 
-        The collectives that it calls are the script's first ones between two epochs, if this one is.
+        The first collective that it calls counts as the script's next one.
         """
         del group
         code_between = self._runtime.protection.code_between
-        code_between.come(())
+        code_between.come("", (), 0)
         return code_between.meet()
 
     def note_cut(self, group: Any, operation: str) -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from relight.core.protocol.events import Stopped
-from relight.core.recovery.alone import all_can_meet, follow_one
+from relight.core.recovery.alone import follow_one, where_all_meet
 from relight.core.recovery.decision import Decision, decide
 from relight.core.recovery.shards import Shards
 from tests.core.recovery.test_decision import blank, ready, stopped
@@ -56,27 +56,36 @@ def test_nothing_changes_where_no_rank_went_alone() -> None:
     assert followed(stopped(0), stopped(1), blank(2), differ=True) == ((0, 1), (2,))
 
 
-def waiting(rank: int, version: int = BASE) -> Stopped:
-    return msgspec.structs.replace(stopped(rank, version, step=version - 1), at_collective=True)
+def waiting(rank: int, version: int = BASE, *, at: int = 1) -> Stopped:
+    return msgspec.structs.replace(stopped(rank, version, step=version - 1), at_collective=at)
+
+
+def coming(rank: int) -> Stopped:
+    return msgspec.structs.replace(ready(rank), comes=True)
 
 
 @pytest.mark.parametrize(
-    ("reports", "gone_on", "meet"),
+    ("reports", "gone_on", "number"),
     [
-        ((waiting(0), blank(1), waiting(2)), False, True),
-        ((waiting(0), blank(1), waiting(2)), True, False),  # the lost rank had run that code
-        ((waiting(0), blank(1), stopped(2)), False, False),  # rank 2 has completed the collective
-        ((waiting(0, BASE + 1), blank(1), ready(2)), False, True),  # rank 2 comes to it once it has finished
-        ((ready(0), blank(1), ready(2)), False, False),  # whether the code has a collective is not known
-        ((blank(0), waiting(1)), False, True),
+        ((waiting(0), blank(1), waiting(2)), False, 1),
+        ((waiting(0), blank(1), waiting(2)), True, 0),  # the lost rank had run that code
+        ((waiting(0), blank(1), stopped(2)), False, 0),  # rank 2 has completed the collective
+        ((waiting(0, BASE + 1), blank(1), ready(2)), False, 1),  # rank 2 comes to it once it has finished
+        ((ready(0), blank(1), ready(2)), False, 0),  # whether the code has a collective is not known
+        ((coming(0), blank(1), coming(2)), False, 1),
+        ((coming(0), blank(1), ready(2)), False, 0),
+        ((blank(0), waiting(1)), False, 1),
+        ((waiting(0, at=3), blank(1), waiting(2, at=3)), False, 3),  # all have the results of two others
+        ((waiting(0, at=2), blank(1), waiting(2)), False, 0),  # rank 2 lacks a result
+        ((waiting(0, BASE + 1, at=2), blank(1), ready(2)), False, 0),  # no rank that finishes has any
     ],
 )
 def test_all_meet_in_a_collective_if_each_rank_waits_there_or_comes_to_it(
     reports: tuple[Stopped, ...],
     gone_on: bool,
-    meet: bool,
+    number: int,
 ) -> None:
     private = {report.rank: {BASE, BASE + 1} for report in reports if report.blank}
     decision = decide(reports, private, len(reports))
     assert isinstance(decision, Decision)
-    assert all_can_meet(decision, reports, gone_on) is meet
+    assert where_all_meet(decision, reports, gone_on) == number

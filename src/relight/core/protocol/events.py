@@ -184,7 +184,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     sound: Whole = -1  # the newest version to which only replicas contributed of which it knows that
     wrote: bool = False  # it had begun to write in the step that was interrupted, whether that is undone or not
     alone: bool = False  # code between two steps has its own value of a collective that was cut short
-    at_collective: bool = False  # code between two steps waits in its first collective, and has not changed the state
+    at_collective: Whole = 0  # code between two steps waits in this one since the step, and has not changed the state
     comes: bool = False  # it is prepared for the last step of an epoch, and comes to such a collective after it
 
 

@@ -1,9 +1,9 @@
 """A collective between two steps that a recovery cuts: ranks wait in it for a replacement, or go on alone.
 
-Code between two steps cannot be repeated, but a replacement can run it, if all others still wait in its first
-collective. Where ranks go on alone instead, each has its own value of the collective, and the state that the code has
-left may differ by rank. A rank that has reached its next step has completed all of these collectives, so its state is
-that of an undisturbed run. Pure.
+Code between two steps cannot be repeated, but a replacement can run it, if all others still wait in the same collective
+of it: they give it the results of earlier ones. Where ranks go on alone instead, each has its own value of the
+collective, and the state that the code has left may differ by rank. A rank that has reached its next step has completed
+all of these collectives, so its state is that of an undisturbed run. Pure.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,8 +15,10 @@ from relight.core.recovery.decision import Decision, Halt
 from relight.core.recovery.shards import Shards
 
 
-def all_can_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> bool:
-    """Return whether all ranks can meet in the first collective between two steps: some wait there, or all come to it.
+def where_all_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> int:
+    """Return the number of the collective between two steps in which all ranks can meet; 0: there is none.
+
+    Some wait there, or all come to the first one.
 
     Args:
         decision: of the rule that knows nothing of this.
@@ -25,8 +27,11 @@ def all_can_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool) 
     """
     held = [report for report in reports if report.rank not in decision.targets]  # targets run all of that code
     waiting = [report for report in held if report.rank not in decision.finishers]
-    meets = all(report.at_collective and report.version == decision.target for report in waiting)
-    return meets and not gone_on and (bool(waiting) or all(report.comes for report in held))
+    numbers = {report.at_collective if report.version == decision.target else 0 for report in waiting}
+    if gone_on or len(numbers) > 1:
+        return 0
+    number = numbers.pop() if numbers else int(all(report.comes for report in held))
+    return 0 if number > 1 and decision.finishers else number  # finishers have completed none
 
 
 def follow_one(

@@ -10,7 +10,7 @@ from relight.core.membership.recent import Recent
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Command, FallbackTier, Notice, Restore, Source
 from relight.core.protocol.position import Phase
-from relight.core.recovery.alone import all_can_meet, follow_one
+from relight.core.recovery.alone import follow_one, where_all_meet
 from relight.core.recovery.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.recovery.fallback import (
     FallbackPlan,
@@ -44,7 +44,7 @@ class Deciding:
         decision = self._choose(reports)
         if isinstance(decision, Halt) or self._distrusts_replicas(reports):
             return False
-        return self._all_can_meet(decision, reports)
+        return self._where_all_meet(decision, reports) > 0
 
     def decide(self, now: float) -> list[Command]:
         """Order the restore that the reports allow, or end the job."""
@@ -58,8 +58,8 @@ class Deciding:
         if isinstance(decision, Halt):
             return job.end(f"{decision.reason}. {job.advice()}", now, job.last_traceback())
         is_wanted = decision.targets or any(report.at_collective for report in reports)
-        runs_code = bool(is_wanted) and self._all_can_meet(decision, reports)
-        self._begin_restore(msgspec.structs.replace(decision, runs_code=runs_code), now)
+        meets_at = self._where_all_meet(decision, reports) if is_wanted else 0
+        self._begin_restore(msgspec.structs.replace(decision, meets_at=meets_at), now)
         served = {r.rank: self._source(r) for r in reports}
         if decision.target in self._begun_steps(reports, held):
             self._starts.add(decision.target)
@@ -74,7 +74,7 @@ class Deciding:
                 history=self._history,
                 distrust=job.fallback.differed_at,
                 keep=self._worth_keeping(reports),
-                runs_code=runs_code,
+                meets_at=meets_at,
                 why=f"{describe_target(decision.direction, decision.target)}: {decision.reason}",
             )
         ]
@@ -94,9 +94,9 @@ class Deciding:
         chosen = self._follow(decide(reports, known, job.settings.world_size), reports)
         return require_every_part(chosen, job.shards)
 
-    def _all_can_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> bool:
+    def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> int:
         gone_on = self._job.go_alone or self._has_gone_on(decision.target)
-        return all_can_meet(decision, reports, gone_on)
+        return where_all_meet(decision, reports, gone_on)
 
     def _has_gone_on(self, target: int) -> bool:
         """Return whether a lost rank had asked for step `target`, so that it had run all code before that."""

@@ -80,10 +80,12 @@ class WentOnAlone(_Event, frozen=True):
 
 
 class WaitsBetweenSteps(_Event, frozen=True):
-    """Code between two steps stands in its first collective, which broke, and a replacement could run all of it.
+    """Code between two steps stands in a collective, which broke, and a replacement could run all of it.
 
-    It has changed nothing that replicas share since the step.
+    It has changed no tensor that replicas share since the step, and what earlier collectives gave is kept.
     """
+
+    collective: int  # its number since the step, from 1
 
 
 class StepUndone(_Event, frozen=True):

@@ -40,9 +40,9 @@ def on_promoted(worker: "Worker", event: ev.StepWanted) -> act.Actions:  # noqa:
     return recover(worker)
 
 
-def on_waiting(worker: "Worker", event: ev.WaitsBetweenSteps) -> act.Actions:  # noqa: ARG001
+def on_waiting(worker: "Worker", event: ev.WaitsBetweenSteps) -> act.Actions:
     """Wait in a collective between two steps until all ranks can meet there, or go on alone."""
-    worker.at_collective = True
+    worker.at_collective = event.collective
     return recover(worker)
 
 
@@ -51,7 +51,7 @@ def recover(worker: "Worker") -> act.Actions:
     if worker.is_superseded:
         worker.order = None
     if worker.at_collective and not _may_wait(worker):
-        worker.at_collective = False
+        worker.at_collective = 0
         worker.state = State.OUTSIDE
         return _ALONE
     if worker.order is not None:
@@ -65,7 +65,7 @@ def _may_wait(worker: "Worker") -> bool:
     """Return whether a rank in a collective between two steps waits for others; by the decision, if it is here."""
     if worker.order is None:
         return not worker.go_alone
-    return isinstance(worker.order, Restore) and worker.order.runs_code
+    return isinstance(worker.order, Restore) and worker.order.meets_at > 0
 
 
 def on_superseded(worker: "Worker", event: ev.Ordered) -> act.Actions:  # noqa: ARG001
@@ -129,8 +129,9 @@ def obey(worker: "Worker", order: Restore | Save) -> act.Actions:
     if worker.rank in order.targets:
         worker.state = State.COPYING
         return (*begin, *_give_up_own(worker), act.Copy())
-    if order.runs_code and not worker.at_collective:
-        return (*begin, *fail(worker, f"rank {worker.rank} came to no collective in the code between two steps"))
+    if order.meets_at and worker.at_collective != order.meets_at:
+        where = f"collective {order.meets_at} of the code between two steps"
+        return (*begin, *fail(worker, f"rank {worker.rank} came to {worker.at_collective or 'none'}, not to {where}"))
     if worker.version != order.target:
         return (*begin, *fail(worker, f"rank {worker.rank} is at version {worker.version}, not {order.target}"))
     if not worker.is_intact:
@@ -188,7 +189,8 @@ def on_snapshot_missing(worker: "Worker", event: ev.SnapshotMissing) -> act.Acti
 def on_taken(worker: "Worker", event: ev.StateTaken) -> act.Actions:
     """Hold the target version, and nothing of a step."""
     worker.version, worker.lineage, worker.until = event.version, event.lineage, event.until
-    worker.blank = worker.torn = worker.passed = worker.alone = worker.at_collective = False
+    worker.blank = worker.torn = worker.passed = worker.alone = False
+    worker.at_collective = 0
     worker.torn_by = ""
     worker.state = State.FORMING
     order = worker.order
@@ -223,8 +225,9 @@ def on_resume(worker: "Worker", event: ev.Ordered) -> act.Actions:  # noqa: ARG0
     if worker.is_superseded or resume is None:
         return recover(worker)
     worker.generation = order.generation
-    worker.closed = worker.is_standby = worker.alone = worker.at_collective = False
-    worker.runs_code = order.runs_code and worker.rank in order.targets
+    worker.closed = worker.is_standby = worker.alone = False
+    worker.at_collective = 0
+    worker.runs_code = order.meets_at > 0 and worker.rank in order.targets
     # All ranks hold it, or there would be no Resume; a bit that flips before the next gradient is in that.
     worker.began = worker.agreed = worker.sound = order.target
     worker.attempt = order.attempt

@@ -32,7 +32,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     sound: int
     wrote: bool
     alone: bool
-    at_collective: bool
+    at_collective: int
     comes: bool
 
 
@@ -58,7 +58,7 @@ class Worker:
         self.torn = False  # it was interrupted where the step can neither be finished nor undone
         self.torn_by = ""  # what in the step did that, for people
         self.alone = False  # code after the newest step has this rank's own value of a collective that was cut
-        self.at_collective = False  # code after the newest step waits in its first collective, for all other ranks
+        self.at_collective = 0  # code after the newest step waits in this collective, from 1, for all other ranks
         self.comes = False  # the step in flight is an epoch's last, and code after it comes to such a collective
         self.runs_code = False  # this replacement runs the code after the newest step, before it takes another one
         self.agreed = -1  # the newest version of which it is known that all replicas held the same bits

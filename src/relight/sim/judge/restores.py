@@ -18,7 +18,7 @@ def check_restore(seen: "Checker", restore: Restore, members: Sequence[Simulated
     for worker in members:
         _check_alone(seen, worker)
     _check_sources(seen, restore, members)
-    if restore.runs_code:
+    if restore.meets_at:
         _check_code(seen, restore)
     if restore.tier is not FallbackTier.REPLICA:
         _check_fallback(seen, restore, members)

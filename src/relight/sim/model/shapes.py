@@ -13,6 +13,7 @@ barrier, which must not change a bit.
     late-change    G | B | W P |          only private state changes after the barrier, against what was learnt
     shared-after   G | B | W | S          code after the block puts the result of a collective into the state
     waits-after    G | B | W | S          the same, where ranks can wait in the collective for a replacement
+    waits-twice    G | B | W | S S        the same with two such collectives
     new-buffer     G | B A B | W          rank 0 alone changes a buffer, for the first time in the job
     new-buffers    G | B A B | W          all other ranks do
 
@@ -35,8 +36,8 @@ class Script(NamedTuple):
 
     writes: int = 1
     changes_private_late: bool = False  # after the last write
-    shares_after: bool = False  # code after the block puts the result of a collective into the state
-    waits: bool = False  # ranks can wait in that collective until a replacement comes to it
+    shares_after: int = 0  # collectives in code after the block, which puts the result into the state
+    waits: bool = False  # ranks can wait in such a collective until a replacement comes to it
     finders: str = ""  # which ranks change a buffer for the first time in the job: "first" (rank 0), "others", or none
 
     def finds(self, rank: int) -> bool:
@@ -80,8 +81,9 @@ SHAPES = {
     "surprise": Shape(Script(2, changes_private_late=True), 0),
     "unexpected": Shape(Script(2), 0),
     "late-change": Shape(Script(1, changes_private_late=True), 0),
-    "shared-after": Shape(Script(shares_after=True)),
-    "waits-after": Shape(Script(shares_after=True, waits=True)),
+    "shared-after": Shape(Script(shares_after=1)),
+    "waits-after": Shape(Script(shares_after=1, waits=True)),
+    "waits-twice": Shape(Script(shares_after=2, waits=True)),
     "new-buffer": Shape(Script(finders="first")),
     "new-buffers": Shape(Script(finders="others")),
 }
@@ -112,7 +114,7 @@ class Pattern(NamedTuple):
     @property
     def shares(self) -> bool:
         """True if code between some steps calls collectives."""
-        return any(shape.script.shares_after for shape in self.shapes)
+        return any(shape.script.shares_after > 0 for shape in self.shapes)
 
     def script(self, step: int) -> Script:
         """The shape of a step."""

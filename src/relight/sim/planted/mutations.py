@@ -386,6 +386,7 @@ MUTATIONS = (
     _waiting("code-run-twice", controller=sharing.RunsCodeTwice),
     _waiting("code-skipped", decisions=sharing.SkipsTheCode),
     _waiting("waits-in-any-case", decisions=sharing.WaitsInAnyCase),
+    _waiting("says-the-first", decisions=sharing.SaysTheFirst, shapes=("waits-twice",)),
     _agreeing("agreed-after-barrier", worker=agreeing.AgreesAfterTheBarrier),
     _agreeing("prepared-while-agreeing", decisions=agreeing.StaysPreparedWhileRanksAgree),
     _agreeing("undone-private-kept", within=20_000, worker=agreeing.KeepsWhatAnUndoneAttemptKept),

@@ -37,8 +37,8 @@ class FollowsAnyone(Deciding):
 class MeetsWithoutAll(Deciding):
     """Ranks that wait in a collective go on waiting, though another one has completed it and does not come again."""
 
-    def _all_can_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> bool:  # noqa: ARG002
-        return any(report.at_collective for report in reports)
+    def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> int:  # noqa: ARG002
+        return max(report.at_collective for report in reports)
 
 
 class RunsCodeTwice(Deciding):
@@ -46,6 +46,16 @@ class RunsCodeTwice(Deciding):
 
     def _has_gone_on(self, target: int) -> bool:  # noqa: ARG002
         return False
+
+
+class SaysTheFirst(Worker):
+    """A rank says that it waits in the first collective between two steps, whichever it is."""
+
+    @staticmethod
+    def _waiting(worker: Worker, event: happened.WaitsBetweenSteps) -> act.Actions:  # noqa: ARG004
+        return recovery.on_waiting(worker, happened.WaitsBetweenSteps(1))
+
+    table: ClassVar[Table] = with_handler(happened.WaitsBetweenSteps, (State.OUTSIDE,), _waiting)
 
 
 class SkipsTheCode(Worker):

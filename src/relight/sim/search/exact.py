@@ -31,6 +31,7 @@ def exact_key(worker: SimulatedWorker) -> Hashable:
         worker.group_generation,
         worker.operation,
         worker.staged,
+        worker.shared,
         worker.meeting_generation,
         worker.offer,
         worker.todo,

@@ -98,6 +98,7 @@ class Describer:
                 worker.group_generation,
                 worker.operation,
                 worker.staged,
+                worker.shared,
                 worker.meeting_generation,
                 worker.offer,
                 worker.awake,
@@ -154,7 +155,7 @@ class Describer:
         if isinstance(order, Restore):
             serves = worker.rank in [source.rank for source in order.sources]
             copies = bool(order.targets), worker.rank in order.targets
-            return "Restore", order.generation, order.target, *copies, serves, order.runs_code
+            return "Restore", order.generation, order.target, *copies, serves, order.meets_at
         return type(order).__name__, getattr(order, "generation", 0)
 
     # --- the network ----------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def _told(message: Any, rank: int, predecessors: tuple[str, ...]) -> Hashable:
     if isinstance(message, Restore):
         serves = rank in [source.rank for source in message.sources]
         copies = rank in message.targets
-        return "Restore", message.generation, message.target, copies, serves, message.runs_code
+        return "Restore", message.generation, message.target, copies, serves, message.meets_at
     if isinstance(message, Assign):
         return "Assign", message.generation
     return _said(message)

@@ -150,8 +150,8 @@ class RelightProcessGroup(dist.ProcessGroup):
         protected = policy.is_protected()
         if policy.closed and protected:
             raise StepInterrupted(f"{operation}: the generation was closed by a failure elsewhere")
-        if not protected:
-            policy.code_between.come((*args, *kwargs.values()))
+        if not protected and policy.code_between.come(operation, (*args, *kwargs.values()), self._size):
+            return _Done(args[0] if args else None)
         if self.is_cut_off:
             return self._cut(operation, args, kwargs)
         policy.count_collective()
@@ -237,15 +237,20 @@ class _CuttableWork(dist.Work):
         self._work = work
         self._policy = policy
         self._cut = cut
+        self._is_over = False
 
     @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
-            return self._work.wait() if timeout is None or timeout.total_seconds() <= 0 else self._work.wait(timeout)
+            is_done = self._work.wait() if timeout is None or timeout.total_seconds() <= 0 else self._work.wait(timeout)
         except (RuntimeError, StepInterrupted):
             if not self._policy.await_verdict():
                 raise
             return self._cut().wait()
+        if not self._is_over:  # a second wait may come after the next collective was called
+            self._is_over = True
+            self._policy.code_between.complete()
+        return is_done
 
     @not_compiled
     def is_completed(self) -> bool:

@@ -1,18 +1,24 @@
 """Questions of a process group about every operation, for the worker to answer."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
 class CodeBetween(Protocol):
-    """Code between two epochs, where ranks can wait in the first collective for a replacement."""
+    """Code between two epochs, where ranks can wait in a collective for a replacement."""
 
     @property
     def may_wait(self) -> bool:
         """True if the collective that is called next, or was called last, is one in which this rank can wait."""
 
-    def come(self, arguments: Iterable[Any]) -> None:
-        """The script calls a collective that a recovery cannot repeat."""
+    def come(self, operation: str, arguments: Sequence[Any], ranks: int) -> bool:
+        """The script calls a collective that a recovery cannot repeat, of so many ranks.
+
+        Return True if this gave it its result, so that it is not launched.
+        """
+
+    def complete(self) -> None:
+        """The collective that was called last is over, and its result has not been changed yet."""
 
     def meet(self) -> bool:
         """Recover inside the collective that was cut, so that it can be called again. False: go on alone."""
@@ -23,7 +29,10 @@ class NoCodeBetween:
 
     may_wait = False
 
-    def come(self, arguments: Iterable[Any]) -> None:
+    def come(self, operation: str, arguments: Sequence[Any], ranks: int) -> bool:  # noqa: ARG002
+        return False
+
+    def complete(self) -> None:
         """Do nothing."""
 
     def meet(self) -> bool:

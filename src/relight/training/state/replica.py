@@ -88,14 +88,16 @@ class Replica:
         return tree if members is None else {**tree, "members": members}
 
     # --- digests --------------------------------------------------------------------------------------------------
-    def digest(self, known: dict[int, int] | None = None) -> str:
+    def digest(self, known: dict[int, int] | None = None, flat: Flat | None = None) -> str:
         """Return the digest of all of it, as hex. `known` holds digests computed already, by bucket.
+
+        `flat`: flattened earlier; what are no tensors counts as it was then.
 
         Goes from the last bucket to the first: a source sends in the other direction, so that each digest is computed
         once, by the first of the two to need it. Uses as many threads as the script lets torch compute with: a core
         reads the state no faster than memory lets it, and the cores of this rank are idle meanwhile.
         """
-        flat = self.flat()
+        flat = flat or self.flat()
         reader, buckets = TensorReader(flat.tensors), plan_state(flat.specs)
         found = {} if known is None else known
 

@@ -100,12 +100,12 @@ class BrokenSteps:
             show_position(runtime)
             runtime.protection.after_recovery = True
 
-    def meet(self) -> bool:
-        """Recover inside a collective between two epochs. True: call it again; False: this rank goes on alone."""
+    def meet(self, collective: int) -> bool:
+        """Recover inside the collective of this number between two epochs. False: this rank goes on alone."""
         parts, runtime = self._parts, self._runtime
         parts.private.see_code(runtime.worker.version, parts.transaction.see_code_between())
         with hidden_from_modes(), torch.inference_mode(mode=False), torch.enable_grad():
-            parts.recovery.run(runtime.handle(WaitsBetweenSteps()))
+            parts.recovery.run(runtime.handle(WaitsBetweenSteps(collective)))
             if not runtime.worker.closed:
                 self._train_again()
                 parts.transaction.watch_code()

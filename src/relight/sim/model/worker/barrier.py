@@ -29,7 +29,8 @@ def enter(worker: "Worker", kind: str, mine: int) -> bool:
         return False
     group = worker.world.group(worker.group_generation)
     worker.page.collectives += 1
-    worker.operation = group.enter(worker.rank, (kind, worker.state.version, worker.state.lineage), mine)
+    number = worker.shared if kind == "SHARE" else 0
+    worker.operation = group.enter(worker.rank, (kind, number, worker.state.version, worker.state.lineage), mine)
     worker.world.entered(group, worker.operation)
     worker.go_to(kind)
     return True

@@ -175,9 +175,12 @@ def _on_resume(worker: "Worker") -> None:
     if worker.machine.is_superseded:
         _supersede(worker)
         return
+    meets_at = order_of(worker).meets_at
     was_waiting = worker.machine.at_collective
     worker.feed(happened.Ordered())
     confirm(worker, worker.state.version)
+    if worker.machine.runs_code:
+        worker.shared = meets_at - 1  # their results came with the copy
     if was_waiting or worker.machine.runs_code:
         share(worker)
     else:

@@ -148,22 +148,23 @@ def _after_step(worker: "Worker") -> None:
     """The code after the block may leave the loop. A replacement does not run it, but for what others wait in."""
     if worker.world.leaves and worker.state.version == worker.world.leaves:
         worker.machine.left = worker.state.version
-    if not worker.world.pattern.script(worker.state.version - 1).shares_after:
-        worker.want_step()
-    else:
-        share(worker)
+    share(worker)
 
 
 def share(worker: "Worker") -> None:
-    """Code between two steps comes to its collective, or to it again."""
-    if not barrier.enter(worker, "SHARE", 1):
+    """Code between two steps comes to its next collective, if there is one, or to one again."""
+    if worker.shared == worker.world.pattern.script(worker.state.version - 1).shares_after:
+        worker.shared = 0
+        worker.want_step()
+    elif not barrier.enter(worker, "SHARE", 1):
         _cut(worker)
 
 
 def _on_shared(worker: "Worker") -> None:
     """All is as it should be, or a peer was lost: then wait for the Stop that explains it."""
     if barrier.outcome(worker) is not None:
-        worker.want_step()
+        worker.shared += 1
+        share(worker)
     elif actions := worker.machine.handle(happened.CollectiveBroke()):
         worker.go_to("UNSHARED")
         for action in actions:
@@ -176,13 +177,14 @@ def _cut(worker: "Worker") -> None:
     """`RelightProcessGroup._cut`: a recovery cuts the collective."""
     if worker.world.pattern.script(worker.state.version - 1).waits:
         worker.stamp(Phase.PARKED)
-        worker.feed(happened.WaitsBetweenSteps())
+        worker.feed(happened.WaitsBetweenSteps(worker.shared + 1))
     else:
         _go_on_alone(worker)
 
 
 def _go_on_alone(worker: "Worker", action: act.Action | None = None) -> None:  # noqa: ARG001
     """The collective gives this rank its own value."""
+    worker.shared = 0
     worker.state = worker.state.alone(worker.rank)
     worker.world.checker.wrong.goes_alone(worker.state.content)
     worker.machine.handle(happened.WentOnAlone())

@@ -43,7 +43,7 @@ class SimulatedWorker:
         (
             "agreed alive asked_in awake content copying doubts frozen gradient group_generation has_new hung knows "
             "last_report learner lower machine meeting_generation name next_private offer operation page planned point "
-            "private resume_on_thaw staged stalled state struck surprised ticket todo undo unread waits_on world"
+            "private resume_on_thaw shared staged stalled state struck surprised ticket todo undo unread waits_on world"
         ).split()
     )
 
@@ -67,8 +67,8 @@ class SimulatedWorker:
         self.asked_in = 0  # the generation in which it has asked whether others have left their loops
         self.group_generation = 0  # of the group it is attached to; 0: none
         self.operation = -1  # number of the collective it waits in
-        self.staged = -1  # version that it publishes, and that engines hold back
-        self.content = 0  # of that version
+        self.shared = 0  # collectives that the code between two steps has completed, while it runs
+        self.staged, self.content = -1, 0  # version that it publishes, and that engines hold back, and its content
         # what the link thread owns
         self.last_report: ev.Event | None = None
         self.doubts: tuple[ev.BitsDoubted, ...] = ()

@@ -1,22 +1,26 @@
-"""Code between two epochs, which a replacement can run: the state with which it began, and its first collective.
+"""Code between two epochs, which a replacement can run: the state with which it began, and its collectives.
 
-A rank waits in that collective until all others have come to it, if the code has changed nothing so far that replicas
+A rank waits in a collective until all others have come to it, if the code has changed no tensor so far that replicas
 share, and reads nothing that the steps have set and no rank keeps: docs/PROTOCOL.md, "A collective between two steps".
 """
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from relight.errors import RestoreError
 from relight.training.carried.carried import Carried
+from relight.training.collectives.shared_results import SharedResult, came_to_fewer, give, outputs_of, tensors_in
 from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
+from relight.transfer.io.codec import Flat, decode_tree, encode_tree
 
 _MOST_BYTES = 2**26  # of tensors that a collective gets
+_MOST_RESULT_BYTES = 2**24  # of what the collectives of such code have given so far
 # Code of torch that cannot be left in the middle of a call, and gone on with after a recovery has reset its objects.
 _IN_PROGRESS = tuple(
     f"/torch/{path}" for path in ("autograd/", "nn/parallel/", "distributed/fsdp/", "distributed/tensor/", "_dynamo/")
@@ -31,26 +35,31 @@ class CodeBetween:
         self._state = state
         self._private = private
         self._carried = carried
-        self.recover: Callable[[], bool] = lambda: False  # inside the collective; False: go on alone
+        self.recover: Callable[[int], bool] = lambda _: False  # in the collective of a number; False: go on alone
         self._has_integration = any(hasattr(thing, "join_training") for thing in state.per_rank.values())
         self._is_open = False
         self._is_new = True  # the code was not run yet
         self._has_come = False  # to a collective: the state of a script without one is not looked at
         self._collectives = 0  # that the code has come to
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = []  # what the first one gets; None: too much
-        self._digest = ""
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = []  # what the last one gets; None: too much
+        self._results: list[SharedResult] | None = []  # of those before it; None: not all ranks have the same, or known
+        self._pending: tuple[str, list[torch.Tensor]] | None = None  # the last one, with what gets its result
+        self._to_give: list[SharedResult] = []  # to this replacement, of those that the other ranks have completed
+        self._began_with: Flat | None = None  # the state; what has changed since is no tensor
+        self._digest = ""  # of it
         self._has_shown = False  # this process has seen the code come to a collective in which it could wait
-        self.description: dict[str, Any] = {}  # of the state with which the code began, besides tensors
+        self._description: dict[str, Any] = {}  # of the state with which the code began, besides tensors
 
     def begin(self) -> None:
         """The steps of an epoch are over, here or in the process whose rank this one has taken."""
-        self.end()
+        self._end()
         if not (self._has_come or self._is_new) or not self._is_known or self._private.streams.have_moved:
             return
         worker, state = self._runtime.worker, self._state
         self._is_open = True
-        self._digest = state.replica.digest()
-        self.description = {
+        self._began_with = state.replica.flat()
+        self._digest = state.replica.digest(flat=self._began_with)
+        self._description = {
             **state.describe(worker.lineage, worker.until),
             "noticed": self._private.noticed(),
             **self._private.late_values(worker.version),
@@ -58,9 +67,15 @@ class CodeBetween:
         }
 
     def end(self) -> None:
-        """The next epoch's steps begin."""
+        """The next epoch's steps begin. Raises RestoreError in a replacement that has called too few collectives."""
+        if self._to_give:
+            raise came_to_fewer(self._to_give)
+        self._end()
+
+    def _end(self) -> None:
         self._is_new = self._is_new and not self._is_open
         self._is_open, self._collectives, self._kept = False, 0, []
+        self._results, self._pending, self._began_with = [], None, None
 
     def follows(self, version: int) -> bool:
         """Return whether such code comes after the step to `version`, and to a collective in which this rank waits."""
@@ -75,50 +90,89 @@ class CodeBetween:
         is_alone = self._runtime.is_rehearsing or self._runtime.world_size == 1
         return self._carried.keeper.ends.lacks == [] and not (divides or is_alone)
 
+    # --- for a replacement ------------------------------------------------------------------------------------------
+    @property
+    def began_with(self) -> Flat:
+        """The state with which the code began, of tensors that are as they were then."""
+        assert self._began_with is not None
+        return self._began_with
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the state with which the code began, and what its collectives have given since, for replacements."""
+        given = [[one.operation, [tensor.cpu() for tensor in one.tensors]] for one in self._results or ()]
+        return {**self._description, "given": encode_tree(given, "results of collectives") if given else b""}
+
+    def take(self, meta: dict[str, Any], meets_at: int) -> None:
+        """Give the collectives before that of this number what `describe` returned elsewhere. Raises RestoreError."""
+        given = meta.get("given", b"") if meets_at else b""
+        self._to_give = [SharedResult(*one) for one in decode_tree(given)] if given else []
+        if len(self._to_give) != max(meets_at, 1) - 1:
+            raise RestoreError(f"results of {len(self._to_give)} collectives came, not of {meets_at - 1}")
+
     # --- for process groups -----------------------------------------------------------------------------------------
     @property
     def may_wait(self) -> bool:
         """True if the collective that is called next, or was called last, is one in which this rank can wait."""
-        return self._is_open and self._collectives <= 1
+        return self._is_open and self._results is not None
 
-    def come(self, arguments: Iterable[Any]) -> None:
-        """The script calls a collective that a recovery cannot repeat."""
+    def come(self, operation: str, arguments: Sequence[Any], ranks: int) -> bool:
+        """The script calls a collective that a recovery cannot repeat. Return True if it is given its result here.
+
+        `operation`: empty if this is one of c10d's functions, which calls collectives itself. `ranks`: of the group.
+        Raises RestoreError in a replacement that comes to another collective than the other ranks did.
+        """
         self._has_come = True
+        if self._to_give and operation:
+            give(self._to_give[0], operation, arguments)
+            del self._to_give[0]
+            return True
         if not self._is_open:
-            return
+            return False
         self._collectives += 1
+        self._kept, self._pending = [], None
+        if self._results is None or len(self._results) != self._collectives - 1:  # one of them is still under way
+            self._results = None
+            return False
+        found = list(tensors_in(arguments))
+        is_small = sum(tensor.nbytes for tensor in found) <= _MOST_BYTES
+        self._kept = [(tensor, tensor.detach().clone()) for tensor in found] if is_small else None
+        outputs = outputs_of(operation, arguments) if ranks == self._runtime.world_size else None
+        self._pending = (operation, outputs) if outputs is not None else None
         if self._collectives == 1:
-            found = list(_tensors(arguments))
-            is_small = sum(tensor.nbytes for tensor in found) <= _MOST_BYTES
-            self._kept = [(tensor, tensor.detach().clone()) for tensor in found] if is_small else None
             self._has_shown = self._has_shown or self._can_meet()
+        return False
+
+    def complete(self) -> None:
+        """The collective that was called last is over, and its result has not been changed yet."""
+        if self._results is None or self._pending is None:
+            return
+        operation, outputs = self._pending
+        self._pending = None
+        nbytes = sum(tensor.nbytes for result in self._results for tensor in result.tensors)
+        if nbytes + sum(tensor.nbytes for tensor in outputs) > _MOST_RESULT_BYTES:
+            self._results = None
         else:
-            self._kept = []
+            self._results.append(SharedResult(operation, [tensor.detach().clone() for tensor in outputs]))
 
     def meet(self) -> bool:
         """Recover inside the collective that was cut, so that it can be called again. False: go on alone."""
-        if not (self._can_meet() and self.recover()):
+        if not (self._can_meet() and self.recover(self._collectives)):
             return False
         with torch.no_grad():
             for tensor, before in self._kept or ():
                 tensor.copy_(before)
+        self._results = None  # it is tried once
         return True
 
     def _can_meet(self) -> bool:
-        if not (self._is_open and self._collectives == 1 and self._kept is not None):
+        if not (self._is_open and self._collectives and self._results is not None and self._kept is not None):
+            return False
+        if len(self._results) != self._collectives - 1:
             return False
         if threading.current_thread() is not threading.main_thread() or _is_in_progress():
             return False
         with torch.inference_mode(mode=False):
-            return self._state.replica.digest() == self._digest
-
-
-def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for one in arguments:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, (list, tuple)):
-            yield from _tensors(one)
+            return self._state.replica.digest(flat=self._began_with) == self._digest
 
 
 def _is_in_progress() -> bool:

@@ -182,7 +182,7 @@ class Recovery:
         self._layouts.reset()
         work.rollback_seconds = _seconds_since(started_ns)
         started_ns = time.monotonic_ns()
-        work.digest = self._state.replica.digest(work.known)
+        work.digest = self._state.replica.digest(work.known, self._taking.began_with)
         work.digest_seconds = _seconds_since(started_ns)
         started_ns = time.monotonic_ns()
         assert self._forming is not None

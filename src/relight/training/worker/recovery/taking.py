@@ -25,7 +25,7 @@ from relight.training.state.assignment import Assignment
 from relight.training.state.tracked import TrackedState
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.recovery.code_between import CodeBetween
-from relight.transfer.io.codec import decode_tree, raw_bytes, unflatten
+from relight.transfer.io.codec import Flat, decode_tree, raw_bytes, unflatten
 from relight.transfer.restore.fabric import Address, choose_sources
 from relight.transfer.restore.offer import Offer
 
@@ -105,6 +105,12 @@ class StateTaking:
         return order
 
     # --- the state --------------------------------------------------------------------------------------------------
+    @property
+    def began_with(self) -> Flat | None:
+        """The state with which code between two steps began, where ranks meet in it; None: the state of now counts."""
+        meets = self._order.meets_at and self._runtime.rank not in self._order.targets
+        return self._code_between.began_with if meets else None
+
     def _roll_back(self, action: act.RollBack | None = None) -> None:  # noqa: ARG002
         """Undo the step under way, if it was not committed; a replacement has no gradients of older ones either.
 
@@ -118,12 +124,12 @@ class StateTaking:
     def _offer(self, action: act.Offer) -> None:  # noqa: ARG002
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
         worker, order, work = self._worker, self._order, self.work
-        if order.runs_code:
-            meta = self._code_between.description
+        if order.meets_at:
+            meta = self._code_between.describe()
         else:
             meta = work.meta or self._state.describe(worker.lineage, worker.until)
             meta = {**meta, "noticed": self._private.noticed(), **self._private.late_values(order.target)}
-        offer = Offer(order.generation, order.target, meta, self._state.replica.flat())
+        offer = Offer(order.generation, order.target, meta, self.began_with or self._state.replica.flat())
         self._runtime.restores.server.offer(offer)
         if order.tier is FallbackTier.REPLICA:
             work.known = offer.digests
@@ -151,6 +157,7 @@ class StateTaking:
         fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
         meta = fetched.header.meta
         self._adopt(fetched.header.tree, fetched.tensors, meta)
+        self._code_between.take(meta, restore.meets_at)
         self._state.adopt_attributes(meta)
         if runtime.rank in restore.derived:
             runtime.page.write_private(restore.target, NO_PRIVATE)
