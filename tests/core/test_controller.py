@@ -693,6 +693,24 @@ def test_the_same_exit_twice_is_a_bug(seen_dying: bool) -> None:
     assert "exited with status 1 (2 times in the same place" in desk.end().error
 
 
+@pytest.mark.parametrize("seen_dying", [False, True])
+def test_aborts_of_any_ranks_at_one_step_are_a_bug_and_other_signals_are_none(seen_dying: bool) -> None:
+    desk = Desk(standbys=1).train()
+    for number in range(10):
+        aborts = number % 2 == 1
+        process = desk.controller.rank_processes()[number // 2 % 2]
+        if seen_dying:
+            position = Position(step=4, version=4, private_versions=(4, -1))
+            desk.tell(ev.ProcessDying(process=process, position=position, noticed_ns=1))
+        evidence = "was killed by SIGABRT" if aborts else "was killed by SIGKILL"
+        desk.exits(process, -6 if aborts else -9, step=4, evidence=evidence)
+        assert (desk.controller.stage is Stage.ENDED) is (number == 9)
+        if number < 9:
+            desk.recover(4)
+            desk.warm(desk.controller.members.standbys()[0].name)
+    assert "was killed by SIGABRT (5 times in the same place" in desk.end().error
+
+
 def test_replacements_that_exit_alike_in_two_recoveries_are_no_bug() -> None:
     """A replacement's page says step 0 until it is restored, whatever the step that it dies for (found by the soak)."""
     desk = Desk(world_size=3, standbys=2).train()

@@ -16,6 +16,8 @@ from relight.core.stages.starting import Starting
 from relight.core.stages.stopping import Stopping
 
 STANDBY_PROVEN_SECONDS = 60.0
+MAX_ABORTS = 5  # at one step, of any ranks
+ABORTED = -6  # the exit status after SIGABRT
 
 
 class Processes:
@@ -81,10 +83,10 @@ class Processes:
             return self._starting.on_exit(process, event, now)
         step = self._failing.step_of(process, event.position.step)
         kind, evidence = ("slow", process.leaving) if process.leaving else (_kind_of_exit(event), event.evidence)
-        by_itself = _ended_by_itself(event) and not process.leaving
-        key = (kind, process.rank, step, event.exit_status) if by_itself else None
+        key = None if process.leaving else _likeness(event, kind, process.rank, step)
+        limit = MAX_ABORTS if _has_aborted(event) else 0
         job.job_stats.failures.add(process, kind, evidence, event.position, event.noticed_ns, job.generation, now)
-        return self._failing.fail([process], step, key, now)
+        return self._failing.fail([process], step, key, now, limit=limit)
 
     def _on_found_private(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         """The successor of an agent reports an end that it has not seen: private state may lie with its neighbours.
@@ -102,12 +104,12 @@ class Processes:
         job, breaker = self._job, self._failing.breaker
         failure = job.job_stats.failures.amend(process.name, _kind_of_exit(event), event.evidence)
         out: list[Command] = [Notice(why=f"failure {failure.number}: its process {event.evidence}", level="warning")]
-        if not _ended_by_itself(event):
-            return out
         step = process.failed_at_step  # not the page's: that of a replacement may say nothing yet, and is always alike
-        key = (failure.kind, failure.rank, step, event.exit_status)
+        key = _likeness(event, failure.kind, failure.rank, step)
+        if key is None:
+            return out
         breaker.count_alike(key)
-        ending = breaker.verdict(step, key)
+        ending = breaker.verdict(step, key, MAX_ABORTS if _has_aborted(event) else 0)
         return out + (self._saving.give_up(ending, now) if ending and job.stage is not Stage.SAVING else [])
 
     # --- suspicions and exceptions ------------------------------------------------------------------------------
@@ -192,9 +194,19 @@ class Processes:
         return out + self._stopping.advance(now)
 
 
-def _ended_by_itself(event: ev.ProcessExited) -> bool:
-    """True if a process ended with a code: the same code twice at one step is a bug. A signal is no sign of one."""
-    return event.exit_status is not None and event.exit_status >= 0
+def _likeness(event: ev.ProcessExited, kind: str, rank: int | None, step: int) -> tuple[object, ...] | None:
+    """Return what ends have in common that are a bug if they come again. A signal is none, but for that of an abort.
+
+    The same code twice at one step is. Where ranks call different collectives, gloo aborts one rank or another.
+    """
+    if event.exit_status is None or (event.exit_status < 0 and not _has_aborted(event)):
+        return None
+    return ("aborted", step) if _has_aborted(event) else (kind, rank, step, event.exit_status)
+
+
+def _has_aborted(event: ev.ProcessExited) -> bool:
+    """Return whether a process has most likely ended itself, as libraries do where something is wrong in them."""
+    return event.exit_status == ABORTED
 
 
 def _kind_of_exit(event: ev.ProcessExited) -> str:
