@@ -19,7 +19,7 @@ from relight.training.state.modules.slots import Slots
 from relight.transfer.io.codec import decode_tree, encode_tree
 
 _NUMBERS = itertools.count()
-_HANDED = (nn.Module, torch.optim.Optimizer)
+_HANDED = (nn.Module, nn.Parameter, torch.optim.Optimizer)
 STEPS = 6
 EARLY_FROM = 2  # the first step whose barrier may stand before the end of the block
 

@@ -191,6 +191,18 @@ def test_a_process_that_starts_later_takes_the_numbers_of_the_job(is_last: bool,
     assert loop.doubt.startswith("weights: made before the loop, equal on all ranks when the job began")
 
 
+def test_lists_of_what_was_handed_over_are_not_compared(tmp_path: Path) -> None:
+    """A replacement has compared none of it: its parameters are those of another step until it is restored."""
+    made = "net = torch.nn.Linear(1, 1, bias=False)\nnet.weight.data.fill_({at})\n"
+    made += "steps.hand_over(net, torch.optim.SGD(net.parameters()))\nwritten = [*net.parameters()]"
+    sources = [SCRIPT.format(rank=rank, made=made.format(at=0), read="len(written)") for rank in range(RANKS)]
+    known = compared(sources, tmp_path)
+    loop = RankLoop()
+    assert loop.carried.rank_values.adopt(known, RANKS, RANKS - 1, 0) == ""
+    run_script(SCRIPT.format(rank=RANKS - 1, made=made.format(at=5), read="len(written)"), loop, tmp_path)
+    assert loop.doubt is None
+
+
 def test_a_process_that_starts_later_takes_the_texts_of_the_job(tmp_path: Path) -> None:
     """Rank 0 made a directory, and told the others; a standby was alone in that broadcast."""
     made = "from pathlib import Path\nclass Saver: pass\nsaver = Saver()\nsaver.path = {path}\n"

@@ -266,7 +266,7 @@ class RankValues:
                 continue
             value, (kind, owner, path) = spot.get(), place[0]
             is_state = kind == "inner" and len(place) > 1 and self.is_state(owner, path, place[1][1])
-            if value is not MISSING and not is_state:
+            if value is not MISSING and not (is_state or catalog.is_foreign(value)):
                 yield place, value
 
 
