@@ -42,6 +42,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scheduler", action="store_true")
     parser.add_argument("--static", action="store_true", help="tell torch what the stages send each other")
     parser.add_argument("--early", action="store_true", help="have standbys build before they know their rank")
+    parser.add_argument("--loader", action="store_true", help="read a DataLoader")
     parser.add_argument("--hide", action="store_true", help="do not hand the schedule over")
     parser.add_argument("--buddy", type=int, default=0, help="steps from one snapshot in buddy memory to the next")
     parser.add_argument("--publish", type=int, default=0, metavar="K", help="the weights after every K steps")
@@ -150,6 +151,12 @@ def main() -> None:
         chosen = torch.randint(0, 96, (batch_size,), generator=torch.Generator().manual_seed(1000 * number + place))
         return data[chosen], labels[chosen]
 
+    dataset = torch.utils.data.TensorDataset(data, labels)
+    replicas = mesh["dp"].size() if "dp" in (mesh.mesh_dim_names or ()) else 1
+    place = mesh.get_local_rank("dp") if replicas > 1 else 0
+    sampler: Any = torch.utils.data.DistributedSampler(dataset, replicas, place)
+    loader = torch.utils.data.DataLoader(dataset, batch_size, sampler=sampler)
+
     def train(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
         if not os.path.exists(options.hold):
             time.sleep(options.pause)
@@ -177,7 +184,7 @@ def main() -> None:
         model=modules,
         optimizer=optimizer,
         scheduler=scheduler,
-        data=batch_of,
+        data=loader if options.loader else batch_of,
         pipeline=None if options.hide else schedule,
     )
     if options.buddy:

@@ -49,6 +49,14 @@ def test_kills_in_a_row(bench: Bench, arguments: str) -> None:
     assert [sorted(recovery.sources) for recovery in outcome.report.recoveries] == [[1], [2], [0], [3]]
 
 
+def test_a_replacement_that_has_rehearsed_nothing_finds_its_place_in_a_loader(bench: Bench) -> None:
+    training = pipeline(6, "--loader", "--layout", "ddp")
+    fault = describe_fault(Fault(action=Action.KILL, point=Point.BACKWARD, rank=2, step=4))
+    outcome = bench.run(training, faults=[fault])
+    check_survived(outcome, bench.reference(training))
+    check_faults(outcome, [fault])
+
+
 @pytest.mark.all
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("point", POINTS)

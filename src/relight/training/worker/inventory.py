@@ -66,6 +66,8 @@ class Inventory:
                 self.writes.wrap_scheduler(thing)
         self.phases.install()
         self.transaction.install()
+        if self.state.pipelines and self.runtime.is_standby:  # nothing is rehearsed, so the data has no place yet
+            self.batches.start(0, self.assignment.batch_index)
 
     def remove(self) -> None:
         """Remove the hooks."""
