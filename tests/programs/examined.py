@@ -25,10 +25,10 @@ class Average:
             self.value.lerp_(loss.detach(), 0.1)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"value": self.value}
+        return {name: one for name, one in vars(self).items() if isinstance(one, torch.Tensor)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.value = state["value"]
+        vars(self).update(state)
 
 
 def train_in_epochs(training: relight.Training) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from relight.script_files import adopt_caller
 from relight.training.carried.carried import Carried
 from relight.training.carried.values.parts import NoParts, Parts, is_part
+from relight.training.state.handed.named import attributes_of_state
 from relight.training.state.modules.references import References
 from relight.training.state.modules.slots import Slots
 from relight.transfer.io.codec import decode_tree, encode_tree
@@ -88,6 +89,7 @@ class Loop:
         self.parts: Parts = NoParts()
         self._nets: dict[str, nn.Module] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        self._objects: list[Any] = []
         self.carried = Carried(self.is_foreign, lambda key, text: self.said.append(text), parts=self)
         self.fails_at, self.fails_in, self.begins_at, self.tree = fails_at, fails_in, begins_at, tree
         self.goes_back, self.moved, self.recovers_at = goes_back, "", recovers_at
@@ -105,6 +107,11 @@ class Loop:
         self._nets[name], self._optimizers[name] = net, optimizer
         self.parts = References(self._nets, self._optimizers, {}, Slots(self._nets))
 
+    def hand_over_object(self, thing: Any) -> None:
+        """For scripts: an object with a `state_dict`."""
+        self._objects.append(thing)
+        self.carried.look_into(thing, attributes_of_state(thing) or ())
+
     def name_of(self, value: Any) -> Any:
         return self.parts.name_of(value)
 
@@ -121,8 +128,10 @@ class Loop:
         held = thing.values() if type(thing) is dict else thing if type(thing) in (list, tuple) else ()
         if is_part(self.parts, thing) or any(isinstance(one, _HANDED) and is_part(self.parts, one) for one in held):
             return True
-        return isinstance(thing, (Step, Loop)) or (
-            isinstance(thing, types.GeneratorType) and thing.gi_code is Loop.__call__.__code__
+        return (
+            isinstance(thing, (Step, Loop))
+            or any(thing is one for one in self._objects)
+            or (isinstance(thing, types.GeneratorType) and thing.gi_code is Loop.__call__.__code__)
         )
 
     def __call__(self, until: int = 0) -> Iterator[Step]:

@@ -59,7 +59,7 @@ class Carried:
         self._spots = self._loop.spots
         self.show_epochs, self.set_epoch = self._loop.show_epochs, self._loop.set_epoch
         self._spots.data = data
-        self.show, self.made_in = self._spots.show, self._search.made_in
+        self.show, self.look_into, self.made_in = self._spots.show, self._spots.look_into, self._search.made_in
         self._undo = Undo(self._catalog)
         self.doubts = Doubts(self._catalog)
         self.keeper = Keeper(self._catalog, is_id)

@@ -19,8 +19,10 @@ from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.publish.publishing import Publishing
 from relight.training.state.assignment import Assignment
+from relight.training.state.handed.named import attributes_of_state
 from relight.training.state.handed.refusals import late_scheduler, refuse_missing_schedulers
 from relight.training.state.tracked import TrackedState
+from relight.training.state.values.kinds import attributes_of
 from relight.training.transaction.transaction import Transaction
 from relight.training.worker.lineage import first_lineage
 from relight.training.worker.proof.evidence import Evidence, begin_evidence
@@ -189,7 +191,7 @@ def _integrations(state: TrackedState) -> list[Any]:
 
 def _carried(runtime: Runtime, state: TrackedState, batches: Batches, data: Any) -> Carried:
     state.references.add_data(data)
-    return Carried(
+    carried = Carried(
         _kept_otherwise(state, batches),
         runtime.notices.say,
         is_id=lambda number: number in state.slots.by_id,
@@ -197,6 +199,10 @@ def _carried(runtime: Runtime, state: TrackedState, batches: Batches, data: Any)
         parts=state.references,
         data=data,
     )
+    for thing in (*state.objects.values(), *state.per_rank.values()):
+        if (named := attributes_of_state(thing)) is not None and not attributes_of(thing).keys() <= named:
+            carried.look_into(thing, named)
+    return carried
 
 
 def _kept_otherwise(state: TrackedState, batches: Batches) -> Callable[[Any], bool]:

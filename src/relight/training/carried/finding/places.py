@@ -6,7 +6,7 @@ import functools
 import itertools
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -196,6 +196,10 @@ class Spots:
         is_own = kind_of(thing) == "object"
         self.keepers[id(thing)] = keeps if is_own else lambda name, one: keeps(name, one) or not can_be_carried(one)
         return True
+
+    def look_into(self, thing: Any, kept: Collection[str]) -> None:
+        """Look into an object that was handed over where variables lead to it, less attributes that it keeps itself."""
+        self.keepers[id(thing)] = lambda name, _: name in kept
 
     def looks_into(self, thing: Any) -> bool:
         """Return whether the attributes of an object are looked at one by one."""
