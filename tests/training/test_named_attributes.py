@@ -1,10 +1,13 @@
 """Attributes of an object that was handed over: those which its `state_dict` does not name are carried."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+from relight.training.state.handed.handed import sort_by_kind
 from relight.training.state.handed.named import attributes_of_state
 from relight.transfer.io.codec import decode_tree
 from tests.training.carried_loop import Loop, run_script
@@ -113,3 +116,23 @@ def test_other_attributes_are_undone_and_reach_a_replacement(update: str, tmp_pa
     assert whole[0] == 6
     assert run_script(source, undone, tmp_path) == whole
     assert run_script(source, Loop(begins_at=4, tree=decode_tree(first.kept[4])), tmp_path) == whole
+
+
+class OfModule:
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.updates, self.other = module, 0, [0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"module": self.module.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.module.load_state_dict(state["module"])
+        self.updates = state["updates"]
+
+
+def test_a_module_with_buffers_that_an_object_has_for_its_state_is_handed_over_itself() -> None:
+    model, plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 2)
+    own, average = OfModule(model), OfModule(copy.deepcopy(model))
+    found = sort_by_kind({"model": model}, {}, {"trainer": own, "ema": average, "linear": OfModule(plain)}, {})
+    assert found.modules == {"model": model, "ema": average.module}
+    assert found.objects.keys() == {"trainer", "linear"}

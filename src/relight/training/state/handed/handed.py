@@ -14,9 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from relight.errors import UsageError
 from relight.script_files import is_user_type
+from relight.training.state.handed.named import attributes_of_state
 from relight.training.state.handed.schedulers import shows_attributes
 from relight.training.state.modules.slots import Slots
-from relight.training.state.values.kinds import first_of
+from relight.training.state.values.kinds import attributes_of, first_of, kind_of
 from relight.training.torch_private.distributed.mesh import is_distributed
 from relight.training.torch_private.distributed.zero import ZeroOptimizers, is_zero, state_of
 
@@ -54,8 +55,11 @@ def sort_by_kind(
     """Put each object with its kind, whichever keyword it came by. Raises UsageError for an optimizer without state.
 
     A module that was handed over as an object (an averaged model) is copied tensor by tensor, like the other modules,
-    and an optimizer like the other optimizers.
+    and an optimizer like the other optimizers. So is a module with buffers in an object whose state is that module and
+    plain values, which are carried: what BatchNorm has counted differs between ranks.
     """
+    known = {id(tensor) for module in modules.values() for tensor in (*module.parameters(), *module.buffers())}
+    objects = {name: _averaged_by(thing, known) or thing for name, thing in objects.items()}
     for name, thing in modules.items():
         if not isinstance(thing, nn.Module):
             raise UsageError(f"relight.Training({name}=...) got a {type(thing).__qualname__}, which is no nn.Module")
@@ -66,6 +70,20 @@ def sort_by_kind(
     others.update(_inner_parts(others))
     together = {**modules, **averaged}
     return Handed({**together, **_bare_tensors(together, found)}, found, others, per_rank)
+
+
+def _averaged_by(thing: Any, known: set[int]) -> nn.Module | None:
+    """Return the module that an object of the script's has for its state, if it has buffers, beside plain values.
+
+    `known`: by `id`, tensors of modules that are handed over themselves.
+    """
+    named = attributes_of_state(thing) or ()
+    parts = [one for name, one in attributes_of(thing).items() if name in named] if named else []
+    modules = [one for one in parts if isinstance(one, nn.Module)]
+    is_all = len(modules) == 1 and all(kind_of(one) in ("plain", "number") for one in parts if one is not modules[0])
+    if not is_all or known.intersection(map(id, (*modules[0].parameters(), *modules[0].buffers()))):
+        return None
+    return modules[0] if any(True for _ in modules[0].buffers()) else None
 
 
 def _with_inner_optimizers(handed: dict[str, Any], objects: dict[str, Any]) -> dict[str, Optimizer]:
