@@ -85,12 +85,18 @@ def test_a_kill_while_snapshots_are_made(bench: Bench, step: int, point: str) ->
         "--accumulate 2",
         "--evaluate --batchnorm",
         "--layout tp_fsdp --batchnorm",
-        "--layout zero --clip",
         "--layout zero --views",
     ],
 )
 def test_features(bench: Bench, arguments: str) -> None:
     training = divided(12, *arguments.split())
+    outcome = bench.run(training, faults=["kill rank 2 in BACKWARD of step 7"])
+    check_came_back(outcome, bench.reference(training), ("buddy memory",))
+
+
+def test_a_part_of_an_optimizer_beside_a_wrapper_with_rebuilt_buckets(bench: Bench) -> None:
+    """A replacement has taken the buckets' layout before it has the version that they are of."""
+    training = divided(12, "--layout", "zero", "--clip")
     outcome = bench.run(training, faults=["kill rank 2 in BACKWARD of step 7"])
     check_came_back(outcome, bench.reference(training), ("buddy memory",))
 

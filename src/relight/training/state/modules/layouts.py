@@ -23,6 +23,7 @@ class Layouts:
     def __init__(self, wrappers: Iterable[DistributedDataParallel], progress: Versioned, *, fixed: bool) -> None:
         """`progress`: of this process's state. If `fixed`, all keep their initial layouts."""
         self._progress = progress
+        self._least = 0  # the version that has what was adopted last, or one before it: that of the process comes later
         self._layouts = []
         for wrapper in wrappers:
             self._layouts.append(BucketLayout(wrapper, fixed=fixed))
@@ -31,7 +32,7 @@ class Layouts:
 
     def describe(self) -> list[Any]:
         """Return the layouts that are not initial, for `adopt`; empty if there are none."""
-        version = self._progress.version
+        version = max(self._progress.version, self._least)
         described = [layout.describe(version) for layout in self._layouts]
         return described if any(described) else []
 
@@ -39,6 +40,7 @@ class Layouts:
         """Take on the layouts of the version that this process has copied, or gone back to."""
         if len(described) not in (0, len(self._layouts)):
             return  # of a script with other wrappers, perhaps, that continues from the same checkpoint
+        self._least = max((int(each[0]) for each in described if each is not None), default=0)
         for index, layout in enumerate(self._layouts):
             layout.adopt(described[index] if described else None)
 
