@@ -14,6 +14,7 @@ pytest.importorskip("lightning", exc_type=ImportError)
 
 import lightning as L
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
     BatchSizeFinder,
     Callback,
     GradientAccumulationScheduler,
@@ -66,6 +67,16 @@ def trainer(**options: Any) -> Any:
 def test_refuses_by_name(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         refuse_unsupported(trainer(**options))
+
+
+def test_refuses_layers_that_a_callback_has_frozen_before_the_model_is_wrapped() -> None:
+    made, module = trainer(callbacks=[BackboneFinetuning()]), L.LightningModule()
+    module.backbone = torch.nn.Linear(1, 1)
+    made.strategy.connect(module)
+    refuse_unsupported(made)
+    made.callbacks[0].freeze_before_training(module)
+    with pytest.raises(UsageError, match="freeze in on_train_start"):
+        refuse_unsupported(made)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,12 @@ def _has_several_sizes(callback: Any) -> bool:
     return _is("GradientAccumulationScheduler")(callback) and len(callback.scheduling) > 1
 
 
+def _freezes_before_training(trainer: Any) -> bool:
+    if not any(map(_is("BaseFinetuning"), trainer.callbacks)):
+        return False
+    return any(not each.requires_grad for each in trainer.lightning_module.parameters())
+
+
 TRAINER = (
     Refusal(
         "`reload_dataloaders_every_n_epochs`",
@@ -44,6 +50,13 @@ TRAINER = (
         "each rank would validate at a moment of its own",
         "give a number of batches",
         lambda trainer: getattr(trainer, "_val_check_time_interval", None) is not None,
+    ),
+    Refusal(
+        "`BackboneFinetuning`, or a `BaseFinetuning` of yours, that freezes layers before training",
+        'DDP wraps the model after that, and averages no gradients of what is frozen then, nor does strategy="ddp"',
+        "freeze in on_train_start and unfreeze in on_train_epoch_start, with all parameters in the optimizer and "
+        'strategy="relight_find_unused_parameters_true"',
+        _freezes_before_training,
     ),
 )
 CALLBACK = (
