@@ -551,6 +551,24 @@ REFUSED = {
         ),
         "f stands for a function that steps make",
     ),
+    "made late by a function": (
+        function(
+            "f = None",
+            "if f and f(b) > 1e9:\n raise ValueError\nif step.number == 90:\n f = make(b)",
+            "0",
+            setup="def make(b):\n n = 0\n def up(x):\n  nonlocal n\n  n += x\n  return n + b\n return up\n",
+        ),
+        "f stands for a function that steps make",
+    ),
+    "made late for an attribute": (
+        function(
+            "t = Trainer()\nt.f = None",
+            "if t.f and t.f(b) > 1e9:\n raise ValueError\nif step.number == 90:\n t.f = lambda n: b",
+            "0",
+            setup=TRAINER,
+        ),
+        r"t\.f stands for a function that steps make",
+    ),
     "made in a turn": (
         function("f = lambda n: n", "if f(b) > 1e9:\n raise ValueError\nif step.number == 90:\n f = lambda n: b", "0"),
         "f stands for a function that steps make",

@@ -58,12 +58,12 @@ def of_counter(one: Kept) -> UsageError:
     )
 
 
-def of_function(one: Kept) -> UsageError:
+def of_function(name: str, where: str) -> UsageError:
     """A function that some step makes anew, with numbers of that step in it."""
     return UsageError(
-        f"{one.where}: {one.name} stands for a function that steps make, and a replacement cannot get what that "
+        f"{where}: {name} stands for a function that steps make, and a replacement cannot get what that "
         "remembers: keep it in variables of the loop, which are carried, and give them to one function as arguments, "
-        "or write a class with these as attributes and a method __call__"
+        f"or write a class with these as attributes and a method __call__. {_NOT_HERE.format(name)}"
     )
 
 

@@ -1,7 +1,7 @@
 """Looks for what a script carries: in the code of its loop, and in what the user declares."""
 
 from collections.abc import Collection, Mapping, Sequence
-from types import FrameType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -138,7 +138,10 @@ class Search:
             return
         lasting, catalog = self._loop.lasting(found.place), self._catalog
         if found.made is not None and found.feeds and not catalog.is_ignored(describe(lasting)):
-            raise refusals.of_made(describe(lasting), found.made)
+            if found.made.kind is not FunctionType:
+                raise refusals.of_made(describe(lasting), found.made)
+            if not found.is_left:
+                raise refusals.of_function(describe(lasting), f"{short(found.made.file)}:{found.made.line}")
         one = catalog.keep(
             lasting,
             where,
@@ -161,7 +164,7 @@ class Search:
         elif one.decides and isinstance(value, nn.Module) and kind_of(value) != "object":
             raise refusals.of_module(one, value, is_part=is_part(catalog.parts, value))
         elif one.feeds and is_fixed(value) and len(found.place) == 1 and iteration.makes_anew(one.name, value):
-            raise refusals.of_function(one)
+            raise refusals.of_function(one.name, one.where)
 
     def _refuse_of_data(self, found: Found, where: str, holder: Place) -> None:
         """Refuse what data is read by, or what a step depends on. Plain values of other objects the data keeps."""

@@ -1,8 +1,11 @@
-"""Modules, optimizers and schedulers that steps make and keep in a place: a replacement would have none there."""
+"""Modules, optimizers, schedulers and functions that steps make and keep: a replacement would have none there."""
 
 import ast
 import copy
+import dis
+import itertools
 import operator
+import types
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from relight.script_files import is_script_file
 from relight.training.carried.code.refs import UNKNOWN, Key, Ref
 from relight.training.carried.reading.flow import Use
 from relight.training.carried.reading.syntax import known
@@ -45,6 +49,19 @@ _STATELESS = tuple(
     for name in "activation distance dropout flatten fold linear loss padding pixelshuffle pooling upsampling".split()
 )
 _WITH_STATE = (nn.PReLU, nn.MultiheadAttention, nn.Linear, nn.Bilinear)
+
+
+def _returns_own_function(code: types.CodeType) -> bool:
+    """Return whether a function of the script returns one that it has defined, and that remembers its variables."""
+    is_own = is_script_file(code.co_filename)
+    inner = [one for one in code.co_consts if is_own and isinstance(one, types.CodeType) and one.co_freevars]
+    names = {one.co_name for one in inner} - {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+    for one, after in itertools.pairwise(dis.get_instructions(code)) if names else ():
+        is_made = one.opname in ("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE") and "<lambda>" in names
+        is_named = one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and one.argval in names
+        if after.opname == "RETURN_VALUE" and (is_made or is_named):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,8 @@ class Making:
         maker = known(self._reading.refer(function))
         if isinstance(maker, type) and issubclass(maker, _KINDS):
             return maker
+        if isinstance(maker, types.FunctionType) and _returns_own_function(maker.__code__):
+            return types.FunctionType
         if any(maker is each for each in _COPIES) and node.args:
             copied = known(self._reading.refer(node.args[0]))
             return type(copied) if isinstance(copied, _KINDS) else None
@@ -134,17 +153,20 @@ class Making:
                 for part, one in zip(parts, values, strict=True):
                     self._keep(part, self._calls.get(one), node)
             else:
-                self._keep(target, self.named(value).makes, node)
+                is_function = isinstance(node, ast.Lambda)
+                self._keep(target, types.FunctionType if is_function else self.named(value).makes, node)
 
     def put_into(self, into: Use, value: Ref, node: ast.expr) -> None:
         """A value was put into what is in these places."""
-        self._keep_at(into, self.named(value).makes, node)
+        kind = self.named(value).makes
+        self._keep_at(into, kind if kind is not types.FunctionType else None, node)
 
     def _keep(self, target: ast.expr, kind: type | None, node: ast.expr) -> None:
         owner = known(self._reading.refer(target.value)) if isinstance(target, ast.Attribute) else None
         if (
             isinstance(target, ast.Attribute)
             and kind
+            and kind is not types.FunctionType
             and isinstance(owner, nn.Module)
             and self._reading.is_foreign(owner)
         ):
