@@ -85,6 +85,8 @@ REFUSED = {
     ("trainers.py", "twice"): "a second `train()` in a process",
     ("trainers.py", "finds_batch_size"): "`auto_find_batch_size=True`",
     ("modules.py", "swa"): "use WeightAveraging",
+    ("modules.py", "finetuning"): "Instead: freeze in on_train_start",
+    ("modules.py", "backbone"): "Instead: freeze in on_train_start",
     ("trainers.py", "curriculum_of_workers"): "with workers of the loader: the workers have copies of it",
     ("accelerated.py", "prepared"): "accelerator.accumulate() counts micro-batches from step to step",
 }
