@@ -56,6 +56,21 @@ def test_one_that_was_deleted_is_gone_in_a_replacement(net: Net, log: AttributeL
     assert not hasattr(copied(log, Net()), "scale")
 
 
+def test_ones_that_code_above_the_block_changes_are_state_before_the_block_ends(net: Net, log: AttributeLog) -> None:
+    """A comparison of ranks at the block's beginning leaves them alone: a replacement runs that code itself."""
+    own, seen = vars(net), list[int]()
+    own["seen"] = seen
+    log.begin(learning=True)
+    setattr(net, "turns", 1)  # noqa: B010
+    seen.append(0)
+    assert not log.is_state("net", "", "turns")
+    log.notice()
+    assert [log.is_state("net", "", name) for name in ("turns", "seen", "scale")] == [True, True, False]
+    log.roll_back()
+    assert "turns" not in own
+    assert not seen
+
+
 def test_one_that_became_a_parameter_again_does_not_hide_it_in_a_replacement(net: Net, log: AttributeLog) -> None:
     prune.l1_unstructured(net.body, "weight", 0.5)  # between two steps: `weight` is a mere attribute
     assert sorted(log.private()) == ["net/body/weight"]

@@ -115,11 +115,13 @@ class RankValues:
         self._own: Look | None = None
         self._built: dict[int, int] = {}  # by slot, digests of values before the state of another process arrived
         self.restore_data: Callable[[], None] = lambda: None  # again, after its values were set
+        self.see_above: Callable[[], None] = lambda: None  # what code above the block has changed is for `is_state`
 
     # --- on every rank, once ----------------------------------------------------------------------------------------
     def look(self) -> Look:
         """Return this rank's values as they were when it began the first step, also if that is begun again."""
         if self._own is None:
+            self.see_above()
             self._own = self._look(lambda _: True)
         return self._own
 

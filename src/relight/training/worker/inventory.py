@@ -132,7 +132,7 @@ def take_inventory(
     runtime.worker.lineage = first_lineage(seed, runtime.world_size, "" if stage else state.replica.layout())
     publishing, scalars = Publishing(runtime, state), Scalars(runtime)
     carried = _carried(runtime, state, batches, data)
-    carried.rank_values.is_state = state.attributes.is_state
+    carried.rank_values.is_state, carried.rank_values.see_above = state.attributes.is_state, state.attributes.notice
     carried.rank_values.restore_data = lambda: batches.restore_position(runtime.worker.version, assignment.batch_index)
     private = PrivateState(runtime, state, batches, carried, scalars)
     reader = CheckpointReader(runtime, state, batches, assignment, private)
