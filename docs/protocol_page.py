@@ -190,6 +190,14 @@ given since.
    and each that comes after such a Resume before every rank has committed a step: that code may fail in a
    replacement, and is tried once.
 
+**All have run it.** A rank may also be lost in that code after its last collective, or where it has none (rank 0 alone
+evaluates and saves); the others are in the next step then. Each says with its status how many collectives that code
+has called, if it *gives* the results of all, and if no tensor that replicas share has changed since the code began. If
+all say the same number, and no lost rank had asked for the next step, Restore says that targets run the code, and names
+no collective. Ranks that are to finish the step first run that code after it, if the others called none there. A
+replacement is given all results, and then takes the next step with the others, who go back to its
+beginning. If it calls another collective than they did, it fails, and the recovery begins again.
+
 **Ranks go on alone** otherwise, each with its own value; it doubts the bits, and says so with its status (or with
 Restored, if it finishes the step only after the decision). A rank that has come to its next step has completed every
 collective before it, so what it holds is right.

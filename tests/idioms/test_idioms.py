@@ -37,6 +37,8 @@ def die_once(rank, is_due):
     import os
     import signal
 
+    import torch.distributed as dist
+
     if is_due and dist.get_rank() == rank:
         try:
             open({!r}, "x").close()
@@ -95,21 +97,29 @@ def test_ranks_wait_in_an_evaluation_until_a_replacement_comes_to_it(name: str, 
 
 
 @pytest.mark.parametrize(
-    ("rank", "line"),
-    [(1, "        output = model(x)\n"), (0, "        both = torch.tensor("), (2, "    seen = [None]")],
+    ("name", "rank", "line"),
+    [
+        ("reduces_by_batch", 1, "        output = model(x)\n"),
+        ("reduces_by_batch", 0, "        both = torch.tensor("),
+        ("reduces_by_batch", 2, "    seen = [None]"),
+        ("reduces_by_batch", 1, "        history.append("),  # the others go on to the next step
+        ("rank_zero_evaluates", 0, "            x = x + 0.01"),
+        ("rank_zero_evaluates", 0, "                best, best_weights"),
+    ],
 )
-def test_a_replacement_is_given_the_results_of_collectives_that_the_others_have_completed(
-    rank: int, line: str, tmp_path: Path
+def test_a_replacement_runs_code_between_epochs_that_the_lost_rank_had_begun(
+    name: str, rank: int, line: str, tmp_path: Path
 ) -> None:
-    """A rank kills itself once, in the third batch of an epoch's evaluation, or where its meters are added up."""
-    name = "reduces_by_batch"
+    """A rank kills itself once there. The others wait in a later collective of it, or go on to the next step."""
     text = path_of(name).read_text()
     assert text.count(line) == 1
-    is_due = "number == 2" if "model" in line else "True"
+    is_due = "number == 2" if "output" in line else "True"
     indent = " " * (len(line) - len(line.lstrip()))
     variant = text.replace(line, f"{indent}die_once({rank}, {is_due})\n{line}")
     path = tmp_path / "variant.py"
-    path.write_text(variant.replace("class Meter:", f"{_DIE_ONCE.format(str(tmp_path / 'mark'))}\n\nclass Meter:"))
+    path.write_text(
+        variant.replace("import relight\n", f"import relight\n{_DIE_ONCE.format(str(tmp_path / 'mark'))}", 1)
+    )
     ending = run_variant(name, path)
     verdict, words = judge(ending, undisturbed(name).digests)
     assert (verdict, ending.bits, ending.failures) == (Verdict.EQUAL, "yes", 1), words

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from relight.core.protocol.events import Stopped
-from relight.core.recovery.alone import follow_one, where_all_meet
+from relight.core.recovery.alone import all_have_run, follow_one, where_all_meet
 from relight.core.recovery.decision import Decision, decide
 from relight.core.recovery.shards import Shards
 from tests.core.recovery.test_decision import blank, ready, stopped
@@ -89,3 +89,32 @@ def test_all_meet_in_a_collective_if_each_rank_waits_there_or_comes_to_it(
     decision = decide(reports, private, len(reports))
     assert isinstance(decision, Decision)
     assert where_all_meet(decision, reports, gone_on) == number
+
+
+def giving(rank: int, results: int, version: int = BASE) -> Stopped:
+    return msgspec.structs.replace(stopped(rank, version), gives=results)
+
+
+@pytest.mark.parametrize(
+    ("reports", "gone_on", "runs"),
+    [
+        ((giving(0, 2), blank(1), giving(2, 2)), False, True),
+        ((giving(0, 0), blank(1), giving(2, 0)), False, True),  # code without collectives
+        ((giving(0, 2), blank(1), giving(2, 2)), True, False),  # the lost rank had run that code
+        ((giving(0, 2), blank(1), giving(2, -1)), False, False),  # rank 2 has changed the state, or lacks a result
+        ((giving(0, 2), blank(1), waiting(2, at=2)), False, False),
+        ((giving(0, 2), blank(1), giving(2, 1)), False, False),
+        ((giving(0, 2, BASE + 1), blank(1), ready(2)), False, False),  # rank 2 has not come to that code
+        ((giving(0, 0, BASE + 1), blank(1), ready(2)), False, True),  # it runs it once it has finished
+        ((ready(0), blank(1), ready(2)), False, False),
+    ],
+)
+def test_a_replacement_runs_code_that_all_others_have_run_and_give_the_results_of(
+    reports: tuple[Stopped, ...],
+    gone_on: bool,
+    runs: bool,
+) -> None:
+    private = {report.rank: {BASE, BASE + 1} for report in reports if report.blank}
+    decision = decide(reports, private, len(reports))
+    assert isinstance(decision, Decision)
+    assert all_have_run(decision, reports, gone_on) is runs

@@ -97,7 +97,8 @@ class Restore(_Command, frozen=True, kw_only=True):
     history: int = 0  # the generation that last undid versions: what is kept of a version is of one history
     distrust: int = -1  # from this version on the state may be corrupted: checkpoints of such versions are removed
     keep: int = -1  # the version of which snapshots are not to be overwritten yet
-    meets_at: int = 0  # targets run the code before step `target`; others wait in its collective of this number
+    runs_code: bool = False  # targets run the code before step `target`, with results that others have of it
+    meets_at: int = 0  # the others wait in its collective of this number; 0: they have run all of it
 
 
 class Resume(_Command, frozen=True, kw_only=True):

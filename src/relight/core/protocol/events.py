@@ -185,6 +185,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     wrote: bool = False  # it had begun to write in the step that was interrupted, whether that is undone or not
     alone: bool = False  # code between two steps has its own value of a collective that was cut short
     at_collective: Whole = 0  # code between two steps waits in this one since the step, and has not changed the state
+    gives: int = -1  # it has all results of so many collectives, of code that it has run since the step; -1: not all
     comes: bool = False  # it is prepared for the last step of an epoch, and comes to such a collective after it
 
 

@@ -34,6 +34,20 @@ def where_all_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool
     return 0 if number > 1 and decision.finishers else number  # finishers have completed none
 
 
+def all_have_run(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> bool:
+    """Return whether all have run the code before the target version, and can give a replacement all of its results.
+
+    Who is to finish the step first runs that code only then, if it has no collectives.
+
+    Args: see `where_all_meet`.
+    """
+    later = {*decision.targets, *decision.finishers}
+    held = [report for report in reports if report.rank not in later]
+    given = {report.gives if report.version == decision.target else -1 for report in held}
+    number = given.pop() if len(given) == 1 else -1
+    return not gone_on and (number == 0 if decision.finishers else number >= 0)
+
+
 def follow_one(
     decision: Decision | Halt, reports: Sequence[Stopped], copies: Collection[int], shards: Shards, *, differ: bool
 ) -> Decision | Halt:

@@ -23,7 +23,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     finishers: tuple[int, ...]
     targets: tuple[int, ...]
     recalled: tuple[int, ...] = ()  # targets that get what their own rank once held, and no copy of another's
-    meets_at: int = 0  # as in Restore
+    runs_code: bool = False  # as in Restore
+    meets_at: int = 0  # the same
 
 
 def describe_target(direction: str, target: int) -> str:

@@ -10,7 +10,7 @@ from relight.core.membership.recent import Recent
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Command, FallbackTier, Notice, Restore, Source
 from relight.core.protocol.position import Phase
-from relight.core.recovery.alone import follow_one, where_all_meet
+from relight.core.recovery.alone import all_have_run, follow_one, where_all_meet
 from relight.core.recovery.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.recovery.fallback import (
     FallbackPlan,
@@ -59,7 +59,8 @@ class Deciding:
             return job.end(f"{decision.reason}. {job.advice()}", now, job.last_traceback())
         is_wanted = decision.targets or any(report.at_collective for report in reports)
         meets_at = self._where_all_meet(decision, reports) if is_wanted else 0
-        self._begin_restore(msgspec.structs.replace(decision, meets_at=meets_at), now)
+        runs_code = meets_at > 0 or (bool(decision.targets) and self._all_have_run(decision, reports))
+        self._begin_restore(msgspec.structs.replace(decision, runs_code=runs_code, meets_at=meets_at), now)
         served = {r.rank: self._source(r) for r in reports}
         if decision.target in self._begun_steps(reports, held):
             self._starts.add(decision.target)
@@ -74,6 +75,7 @@ class Deciding:
                 history=self._history,
                 distrust=job.fallback.differed_at,
                 keep=self._worth_keeping(reports),
+                runs_code=runs_code,
                 meets_at=meets_at,
                 why=f"{describe_target(decision.direction, decision.target)}: {decision.reason}",
             )
@@ -97,6 +99,10 @@ class Deciding:
     def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> int:
         gone_on = self._job.go_alone or self._has_gone_on(decision.target)
         return where_all_meet(decision, reports, gone_on)
+
+    def _all_have_run(self, decision: Decision, reports: Sequence[ev.Stopped]) -> bool:
+        gone_on = self._job.go_alone or self._has_gone_on(decision.target)
+        return all_have_run(decision, reports, gone_on)
 
     def _has_gone_on(self, target: int) -> bool:
         """Return whether a lost rank had asked for step `target`, so that it had run all code before that."""

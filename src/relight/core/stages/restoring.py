@@ -67,7 +67,7 @@ class Restoring:
         job = self._job
         job.stage, job.deadline = Stage.TRAINING, None
         job.fallback, job.went_apart = Fallback(), False
-        job.go_alone = decision.meets_at > 0  # should that code fail in a replacement, it is not tried again
+        job.go_alone = decision.runs_code  # should that code fail in a replacement, it is not tried again
         for process in job.members.by_rank().values():
             process.replacement = False
         job.members.predecessors.clear()

@@ -88,6 +88,12 @@ class WaitsBetweenSteps(_Event, frozen=True):
     collective: int  # its number since the step, from 1
 
 
+class CodeRan(_Event, frozen=True):
+    """Code between two steps is over, of which a replacement can run all, given the results of its collectives."""
+
+    results: int  # of all of its collectives, which are kept, and are the same on every rank; -1: some are not
+
+
 class StepUndone(_Event, frozen=True):
     """The step was undone before its barrier, to be computed again, though nothing has failed."""
 
@@ -165,6 +171,7 @@ Event = (
     | CutShort
     | WentOnAlone
     | WaitsBetweenSteps
+    | CodeRan
     | StepUndone
     | StepFinished
     | Interrupted

@@ -190,7 +190,7 @@ def on_taken(worker: "Worker", event: ev.StateTaken) -> act.Actions:
     """Hold the target version, and nothing of a step."""
     worker.version, worker.lineage, worker.until = event.version, event.lineage, event.until
     worker.blank = worker.torn = worker.passed = worker.alone = False
-    worker.at_collective = 0
+    worker.at_collective, worker.gives = 0, -1
     worker.torn_by = ""
     worker.state = State.FORMING
     order = worker.order
@@ -227,7 +227,7 @@ def on_resume(worker: "Worker", event: ev.Ordered) -> act.Actions:  # noqa: ARG0
     worker.generation = order.generation
     worker.closed = worker.is_standby = worker.alone = False
     worker.at_collective = 0
-    worker.runs_code = order.meets_at > 0 and worker.rank in order.targets
+    worker.runs_code = order.runs_code and worker.rank in order.targets
     # All ranks hold it, or there would be no Resume; a bit that flips before the next gradient is in that.
     worker.began = worker.agreed = worker.sound = order.target
     worker.attempt = order.attempt

@@ -132,6 +132,12 @@ def on_alone(worker: "Worker", event: ev.WentOnAlone) -> act.Actions:  # noqa: A
     return ()
 
 
+def on_code_ran(worker: "Worker", event: ev.CodeRan) -> act.Actions:
+    """Remember what a replacement can be given that runs this code, until the next step is committed."""
+    worker.gives = -1 if worker.alone else event.results
+    return ()
+
+
 def on_undone(worker: "Worker", event: ev.StepUndone) -> act.Actions:  # noqa: ARG001
     """Count the attempt; the loop asks for the step again."""
     worker.attempt += 1
@@ -143,6 +149,7 @@ def on_finished(worker: "Worker", event: ev.StepFinished) -> act.Actions:
     worker.version += 1
     worker.lineage = event.lineage
     worker.commits += 1
+    worker.gives = -1
     worker.passed = False
     worker.attempt = 1 if worker.version < worker.begun_before else 0
     worker.state = State.OUTSIDE

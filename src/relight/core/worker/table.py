@@ -54,6 +54,7 @@ TABLE: Table = {
     ev.CutShort: _in(State, step.on_cut_short),
     ev.WentOnAlone: _in(State, step.on_alone),
     ev.WaitsBetweenSteps: {State.OUTSIDE: recovery.on_waiting},
+    ev.CodeRan: {State.OUTSIDE: step.on_code_ran},
     ev.StepUndone: {State.IN_STEP: step.on_undone},
     ev.StepFinished: {State.WRITING: step.on_finished},
     ev.CollectiveBroke: _in(State, step.on_broken),

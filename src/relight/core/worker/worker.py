@@ -33,6 +33,7 @@ class RankStatus(msgspec.Struct, frozen=True, kw_only=True):
     wrote: bool
     alone: bool
     at_collective: int
+    gives: int
     comes: bool
 
 
@@ -59,6 +60,9 @@ class Worker:
         self.torn_by = ""  # what in the step did that, for people
         self.alone = False  # code after the newest step has this rank's own value of a collective that was cut
         self.at_collective = 0  # code after the newest step waits in this collective, from 1, for all other ranks
+        self.gives = (
+            -1
+        )  # results that it has of collectives in the code after the newest step, which is over; -1: not all
         self.comes = False  # the step in flight is an epoch's last, and code after it comes to such a collective
         self.runs_code = False  # this replacement runs the code after the newest step, before it takes another one
         self.agreed = -1  # the newest version of which it is known that all replicas held the same bits
@@ -146,6 +150,7 @@ class Worker:
             wrote=self.wrote,
             alone=self.alone and not self.blank,
             at_collective=self.at_collective,
+            gives=self.gives if self.is_intact else -1,
             comes=self.comes and self.prepared == self.version and not self.blank,
         )
 

@@ -18,7 +18,7 @@ def check_restore(seen: "Checker", restore: Restore, members: Sequence[Simulated
     for worker in members:
         _check_alone(seen, worker)
     _check_sources(seen, restore, members)
-    if restore.meets_at:
+    if restore.runs_code:
         _check_code(seen, restore)
     if restore.tier is not FallbackTier.REPLICA:
         _check_fallback(seen, restore, members)
@@ -131,7 +131,7 @@ def _check_followed(seen: "Checker", restore: Restore, members: Sequence[Simulat
 
 def _check_code(seen: "Checker", restore: Restore) -> None:
     """I24: no replacement runs code between two steps that its rank has run to the end."""
-    ended = [w.name for w in seen.workers.values() if w.rank >= 0 and w.page.step >= restore.target]
+    ended = [w.name for w in seen.workers.values() if w.rank in restore.targets and w.page.step >= restore.target]
     if ended:
         raise Violation(f"I24: code before step {restore.target} is to be run again, though {ended} had run it")
 

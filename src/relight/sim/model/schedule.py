@@ -213,7 +213,7 @@ def _on_one_host(seed: int, faults: int | None, actions: Sequence[Action], point
 
 def _with_writes(schedule: Schedule, draw: random.Random, *, moves: bool) -> Schedule:
     """Steps with several writes, or with their barrier at the end; some faults move to where only these get."""
-    rare = [name for name, shape in SHAPES.items() if shape.script.shares_after or shape.script.finders]
+    rare = [name for name, shape in SHAPES.items() if shape.script.is_rare]
     known = [name for name in SHAPES if not (SHAPES[name].is_surprise or name in rare)]
     shapes = [draw.choice(known) for _ in range(draw.choice((1, 1, 2, 3)))]
     if draw.random() < 0.25:

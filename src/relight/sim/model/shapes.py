@@ -12,6 +12,7 @@ barrier, which must not change a bit.
     unexpected    G | B | W C W |        the same without a change of private state
     late-change    G | B | W P |          only private state changes after the barrier, against what was learnt
     shared-after   G | B | W | S          code after the block puts the result of a collective into the state
+    code-after     G | B | W |            code after the block changes nothing, and a replacement can run it
     waits-after    G | B | W | S          the same, where ranks can wait in the collective for a replacement
     waits-twice    G | B | W | S S        the same with two such collectives
     new-buffer     G | B A B | W          rank 0 alone changes a buffer, for the first time in the job
@@ -37,8 +38,13 @@ class Script(NamedTuple):
     writes: int = 1
     changes_private_late: bool = False  # after the last write
     shares_after: int = 0  # collectives in code after the block, which puts the result into the state
-    waits: bool = False  # ranks can wait in such a collective until a replacement comes to it
+    waits: bool = False  # a replacement can run that code, and ranks wait in its collectives until it comes there
     finders: str = ""  # which ranks change a buffer for the first time in the job: "first" (rank 0), "others", or none
+
+    @property
+    def is_rare(self) -> bool:
+        """True if no general random schedule has it."""
+        return self.waits or self.shares_after > 0 or self.finders != ""
 
     def finds(self, rank: int) -> bool:
         """Return whether that rank does."""
@@ -82,6 +88,7 @@ SHAPES = {
     "unexpected": Shape(Script(2), 0),
     "late-change": Shape(Script(1, changes_private_late=True), 0),
     "shared-after": Shape(Script(shares_after=1)),
+    "code-after": Shape(Script(waits=True)),
     "waits-after": Shape(Script(shares_after=1, waits=True)),
     "waits-twice": Shape(Script(shares_after=2, waits=True)),
     "new-buffer": Shape(Script(finders="first")),

@@ -53,6 +53,7 @@ def _decisions_key(machine: Worker, *, began: bool) -> Hashable:
         machine.torn,
         machine.alone,
         machine.at_collective,
+        machine.gives,
         machine.go_alone,
         machine.runs_code,
         machine.comes,

@@ -111,7 +111,7 @@ class Describer:
                 machine.blank,
                 machine.torn,
                 machine.alone,
-                (machine.at_collective, machine.go_alone, machine.runs_code, machine.comes),
+                (machine.at_collective, machine.gives, machine.go_alone, machine.runs_code, machine.comes),
                 machine.is_standby,
                 machine.generation,
                 machine.reported,
@@ -155,7 +155,7 @@ class Describer:
         if isinstance(order, Restore):
             serves = worker.rank in [source.rank for source in order.sources]
             copies = bool(order.targets), worker.rank in order.targets
-            return "Restore", order.generation, order.target, *copies, serves, order.meets_at
+            return "Restore", order.generation, order.target, *copies, serves, order.runs_code, order.meets_at
         return type(order).__name__, getattr(order, "generation", 0)
 
     # --- the network ----------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def _told(message: Any, rank: int, predecessors: tuple[str, ...]) -> Hashable:
     if isinstance(message, Restore):
         serves = rank in [source.rank for source in message.sources]
         copies = rank in message.targets
-        return "Restore", message.generation, message.target, copies, serves, message.meets_at
+        return "Restore", message.generation, message.target, copies, serves, message.runs_code, message.meets_at
     if isinstance(message, Assign):
         return "Assign", message.generation
     return _said(message)

@@ -11,7 +11,7 @@ from relight.training.carried.finding.catalog import Catalog
 from relight.training.carried.finding.compare import last_compared_by_all
 from relight.training.carried.finding.kept import NEVER, UNSETTLED
 from relight.training.carried.finding.places import place_of
-from relight.training.carried.finding.spots.files import ASKED_FOR_KEY, NOT_MADE
+from relight.training.carried.finding.spots.files import ASKED_FOR_KEY, FOUND_AGAIN, NOT_MADE
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.values.trees.reader import Reader
 from relight.training.carried.values.trees.words import MISSING_TREE, Unsupported
@@ -88,7 +88,8 @@ class Adoption:
         if lost := tree.get("lost"):
             return _LOST.format(names=_described(lost))
         if left := [key for key in tree["unsettled"] if key not in taken]:
-            return NOT_MADE if left == [ASKED_FOR_KEY] else UNSETTLED.format(names=_described(left))
+            of_files = FOUND_AGAIN if tree.get("runs_code") else NOT_MADE
+            return of_files if left == [ASKED_FOR_KEY] else UNSETTLED.format(names=_described(left))
         if left := [key for key in tree["lacking"] if key not in taken]:
             return _LACKING.format(names=_described(left))
         return _TAKEN.format(names=_described([*taken])) if taken else None

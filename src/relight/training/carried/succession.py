@@ -20,6 +20,7 @@ from relight.training.carried.finding.kept import (
     Kept,
 )
 from relight.training.carried.finding.places import key_of, place_of
+from relight.training.carried.finding.spots.files import ASKED_FOR_KEY
 from relight.training.carried.finding.spots.spot import MISSING
 from relight.training.carried.finding.told.orders import keeps_its_order, only_grows
 from relight.training.carried.late_values import offered
@@ -277,6 +278,7 @@ class Keeper:
 def settled_by_code(tree: dict[str, Any]) -> dict[str, Any]:
     """Return what was kept at the last barrier of an epoch, for a process that runs the code after that itself."""
     done = {*tree.get("between", ())}
+    done.discard(ASKED_FOR_KEY)  # what the lost rank has made is there
     left = {name: [key for key in tree[name] if key not in done] for name in ("unsettled", "lacking")}
     return {**tree, **left, "runs_code": True}
 

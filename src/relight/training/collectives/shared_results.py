@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from relight.errors import RestoreError
 from relight.training.torch_private.distributed.groups import TENSOR_ALL_GATHERS
 
 # Operations of a process group whose first argument is what all ranks get; a barrier has no results.
@@ -42,20 +41,25 @@ def tensors_in(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def give(result: SharedResult, operation: str, arguments: Sequence[Any]) -> None:
-    """Give a collective the result that other ranks had. Raises RestoreError if it is another collective."""
+    """Give a collective the result that other ranks had. Raises RuntimeError if it is another collective."""
     outputs = outputs_of(operation, arguments) or []
     forms, expected = [_form(one) for one in outputs], [_form(one) for one in result.tensors]
     if operation != result.operation or forms != expected:
         names = _name(operation, forms), _name(result.operation, expected)
-        raise RestoreError(_OTHER_WAY.format(found=names[0], expected=names[1]))
+        raise RuntimeError(_OTHER_WAY.format(found=names[0], expected=names[1]))
     with torch.no_grad():
         for output, value in zip(outputs, result.tensors, strict=True):
             output.copy_(value)
 
 
-def came_to_fewer(results: Sequence[SharedResult]) -> RestoreError:
+def came_to_another(operation: str) -> RuntimeError:
+    """Return the error for code that calls a collective after the last one of the other ranks."""
+    return RuntimeError(_OTHER_WAY.format(found=operation, expected="no further collective"))
+
+
+def came_to_fewer(results: Sequence[SharedResult]) -> RuntimeError:
     """Return the error for code that has ended without calling these collectives."""
-    return RestoreError(_OTHER_WAY.format(found="no further collective", expected=results[0].operation))
+    return RuntimeError(_OTHER_WAY.format(found="no further collective", expected=results[0].operation))
 
 
 def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -24,6 +24,9 @@ class Holdings(Protocol):
         `recovers`: a recovery is under way.
         """
 
+    def has_begun_state(self) -> bool:
+        """Return whether all tensors are still those with which the code before the newest step began."""
+
     def kept_snapshots(self) -> tuple[Snapshot, ...]:
         """Complete ones in this process's memory."""
 
@@ -36,6 +39,9 @@ class Holdings(Protocol):
 
 class NoHoldings:
     """Holdings before anything was handed over."""
+
+    def has_begun_state(self) -> bool:
+        return False
 
     def is_derivable(self) -> bool:
         return False

@@ -104,6 +104,10 @@ class Inventory:
         risks += [thing.standing_risk() for thing in _integrations(self.state) if hasattr(thing, "standing_risk")]
         return next(filter(None, risks), "")
 
+    def has_begun_state(self) -> bool:
+        """Return whether all tensors are still those with which the code before the newest step began."""
+        return self.code_between.has_begun_state()
+
     def kept_snapshots(self) -> tuple[Snapshot, ...]:
         """Complete ones in this process's memory."""
         return self.snapshots.held()

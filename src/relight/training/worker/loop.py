@@ -153,6 +153,7 @@ class StepLoop:
             runtime.notices.doubt(doubt)
         self._carried.compare(worker.version)
         if not runtime.is_rehearsing and self._parts.private.is_due(worker.version):
+            show_position(runtime)  # first: code between two steps that is kept with it must not be run again
             self._parts.private.keep(worker.version, between=True)
         self._carried.remember(compared=not runtime.is_rehearsing)
         if self._carried.computes_above:
@@ -164,7 +165,6 @@ class StepLoop:
             self._transaction.begin(keeps_gradients=self._parts.repeat_check.is_due, to_end=is_end)
             worker.comes = self._parts.code_between.follows(worker.version + 1)
 
-    # --- what a step asks -------------------------------------------------------------------------------------
     def enter_step(self, step: Step) -> Any:
         """`with step`: FORWARD begins with drawing the batch."""
         runtime, parts = self._runtime, self._parts

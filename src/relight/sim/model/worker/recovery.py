@@ -82,6 +82,7 @@ def _report_status(worker: "Worker", action: act.Action) -> None:  # noqa: ARG00
             sound=status.sound,
             alone=status.alone,
             at_collective=status.at_collective,
+            gives=status.gives,
             comes=status.comes,
         )
     )
@@ -175,12 +176,13 @@ def _on_resume(worker: "Worker") -> None:
     if worker.machine.is_superseded:
         _supersede(worker)
         return
-    meets_at = order_of(worker).meets_at
+    order = order_of(worker)
     was_waiting = worker.machine.at_collective
     worker.feed(happened.Ordered())
     confirm(worker, worker.state.version)
     if worker.machine.runs_code:
-        worker.shared = meets_at - 1  # their results came with the copy
+        script = worker.world.pattern.script(worker.state.version - 1)
+        worker.shared = order.meets_at - 1 if order.meets_at else script.shares_after  # results came with the copy
     if was_waiting or worker.machine.runs_code:
         share(worker)
     else:

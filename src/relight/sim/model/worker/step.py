@@ -154,7 +154,9 @@ def _after_step(worker: "Worker") -> None:
 def share(worker: "Worker") -> None:
     """Code between two steps comes to its next collective, if there is one, or to one again."""
     if worker.shared == worker.world.pattern.script(worker.state.version - 1).shares_after:
-        worker.shared = 0
+        results, worker.shared = worker.shared, 0
+        if worker.world.pattern.script(worker.state.version - 1).waits:
+            worker.machine.handle(happened.CodeRan(results))
         worker.want_step()
     elif not barrier.enter(worker, "SHARE", 1):
         _cut(worker)

@@ -70,6 +70,7 @@ class Reports:
                 wrote=status.wrote,
                 alone=status.alone,
                 at_collective=status.at_collective,
+                gives=status.gives if status.gives >= 0 and holdings.has_begun_state() else -1,
                 comes=status.comes,
             ),
             report=True,

@@ -11,9 +11,18 @@ from typing import Any
 
 import torch
 
+from relight.core.protocol.commands import Restore
+from relight.core.worker.events import CodeRan
 from relight.errors import RestoreError
 from relight.training.carried.carried import Carried
-from relight.training.collectives.shared_results import SharedResult, came_to_fewer, give, outputs_of, tensors_in
+from relight.training.collectives.shared_results import (
+    SharedResult,
+    came_to_another,
+    came_to_fewer,
+    give,
+    outputs_of,
+    tensors_in,
+)
 from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
@@ -38,27 +47,27 @@ class CodeBetween:
         self.recover: Callable[[int], bool] = lambda _: False  # in the collective of a number; False: go on alone
         self._has_integration = any(hasattr(thing, "join_training") for thing in state.per_rank.values())
         self._is_open = False
-        self._is_new = True  # the code was not run yet
-        self._has_come = False  # to a collective: the state of a script without one is not looked at
         self._collectives = 0  # that the code has come to
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = []  # what the last one gets; None: too much
         self._results: list[SharedResult] | None = []  # of those before it; None: not all ranks have the same, or known
         self._pending: tuple[str, list[torch.Tensor]] | None = None  # the last one, with what gets its result
         self._to_give: list[SharedResult] = []  # to this replacement, of those that the other ranks have completed
-        self._began_with: Flat | None = None  # the state; what has changed since is no tensor
-        self._digest = ""  # of it
+        self._is_given_all = False  # the other ranks have run all of this code
+        self._tree: Any = None  # of the state with which it began: what is no tensor
+        self._digest = ""  # of that state
         self._has_shown = False  # this process has seen the code come to a collective in which it could wait
         self._description: dict[str, Any] = {}  # of the state with which the code began, besides tensors
 
     def begin(self) -> None:
         """The steps of an epoch are over, here or in the process whose rank this one has taken."""
         self._end()
-        if not (self._has_come or self._is_new) or not self._is_known or self._private.streams.have_moved:
+        if not self._is_known or self._private.streams.have_moved:
             return
         worker, state = self._runtime.worker, self._state
         self._is_open = True
-        self._began_with = state.replica.flat()
-        self._digest = state.replica.digest(flat=self._began_with)
+        flat = state.replica.flat()
+        self._tree = flat.tree
+        self._digest = state.replica.digest(flat=flat)
         self._description = {
             **state.describe(worker.lineage, worker.until),
             "noticed": self._private.noticed(),
@@ -67,15 +76,19 @@ class CodeBetween:
         }
 
     def end(self) -> None:
-        """The next epoch's steps begin. Raises RestoreError in a replacement that has called too few collectives."""
+        """The next epoch's steps begin. Raises RuntimeError in a replacement that has called too few collectives."""
         if self._to_give:
             raise came_to_fewer(self._to_give)
-        self._end()
+        self._is_given_all = False
+        if not self._is_open:
+            return
+        self._is_open, self._kept = False, []
+        has_all = self._results is not None and len(self._results) == self._collectives
+        self._runtime.handle(CodeRan(self._collectives if has_all else -1))
 
     def _end(self) -> None:
-        self._is_new = self._is_new and not self._is_open
         self._is_open, self._collectives, self._kept = False, 0, []
-        self._results, self._pending, self._began_with = [], None, None
+        self._results, self._pending, self._tree = [], None, None
 
     def follows(self, version: int) -> bool:
         """Return whether such code comes after the step to `version`, and to a collective in which this rank waits."""
@@ -91,23 +104,29 @@ class CodeBetween:
         return self._carried.keeper.ends.lacks == [] and not (divides or is_alone)
 
     # --- for a replacement ------------------------------------------------------------------------------------------
-    @property
     def began_with(self) -> Flat:
-        """The state with which the code began, of tensors that are as they were then."""
-        assert self._began_with is not None
-        return self._began_with
+        """Return the state with which the code began, of tensors that are as they were then."""
+        flat = self._state.replica.flat()
+        flat.tree = self._tree
+        return flat
+
+    def has_begun_state(self) -> bool:
+        """Return whether the tensors are still those with which the code began, however they were written."""
+        with torch.inference_mode(mode=False):
+            return self._tree is not None and self._state.replica.digest(flat=self.began_with()) == self._digest
 
     def describe(self) -> dict[str, Any]:
         """Describe the state with which the code began, and what its collectives have given since, for replacements."""
         given = [[one.operation, [tensor.cpu() for tensor in one.tensors]] for one in self._results or ()]
         return {**self._description, "given": encode_tree(given, "results of collectives") if given else b""}
 
-    def take(self, meta: dict[str, Any], meets_at: int) -> None:
-        """Give the collectives before that of this number what `describe` returned elsewhere. Raises RestoreError."""
-        given = meta.get("given", b"") if meets_at else b""
+    def take(self, meta: dict[str, Any], order: Restore) -> None:
+        """Take what `describe` returned elsewhere, for collectives of the code to be run. Raises RestoreError."""
+        given = meta.get("given", b"") if order.runs_code else b""
         self._to_give = [SharedResult(*one) for one in decode_tree(given)] if given else []
-        if len(self._to_give) != max(meets_at, 1) - 1:
-            raise RestoreError(f"results of {len(self._to_give)} collectives came, not of {meets_at - 1}")
+        self._is_given_all = order.runs_code and not order.meets_at
+        if order.meets_at and len(self._to_give) != order.meets_at - 1:
+            raise RestoreError(f"results of {len(self._to_give)} collectives came, not of {order.meets_at - 1}")
 
     # --- for process groups -----------------------------------------------------------------------------------------
     @property
@@ -119,13 +138,15 @@ class CodeBetween:
         """The script calls a collective that a recovery cannot repeat. Return True if it is given its result here.
 
         `operation`: empty if this is one of c10d's functions, which calls collectives itself. `ranks`: of the group.
-        Raises RestoreError in a replacement that comes to another collective than the other ranks did.
+        Raises RuntimeError in a replacement that comes to another collective than the other ranks did.
         """
-        self._has_come = True
         if self._to_give and operation:
             give(self._to_give[0], operation, arguments)
             del self._to_give[0]
+            self._results = None
             return True
+        if self._is_given_all and operation:
+            raise came_to_another(operation)
         if not self._is_open:
             return False
         self._collectives += 1
@@ -171,8 +192,7 @@ class CodeBetween:
             return False
         if threading.current_thread() is not threading.main_thread() or _is_in_progress():
             return False
-        with torch.inference_mode(mode=False):
-            return self._state.replica.digest(flat=self._began_with) == self._digest
+        return self.has_begun_state()
 
 
 def _is_in_progress() -> bool:

@@ -107,9 +107,9 @@ class StateTaking:
     # --- the state --------------------------------------------------------------------------------------------------
     @property
     def began_with(self) -> Flat | None:
-        """The state with which code between two steps began, where ranks meet in it; None: the state of now counts."""
-        meets = self._order.meets_at and self._runtime.rank not in self._order.targets
-        return self._code_between.began_with if meets else None
+        """The state with which code between two steps began, if targets run it; None: the state of now counts."""
+        serves = self._order.runs_code and self._runtime.rank not in self._order.targets
+        return self._code_between.began_with() if serves else None
 
     def _roll_back(self, action: act.RollBack | None = None) -> None:  # noqa: ARG002
         """Undo the step under way, if it was not committed; a replacement has no gradients of older ones either.
@@ -124,7 +124,9 @@ class StateTaking:
     def _offer(self, action: act.Offer) -> None:  # noqa: ARG002
         """Serve this rank's state to the replacements; it stays as it is until Resume. Digests come as it is sent."""
         worker, order, work = self._worker, self._order, self.work
-        if order.meets_at:
+        if order.runs_code:
+            if not self._code_between.has_begun_state():  # of code that a rank ran once it had finished the step
+                raise RestoreError(f"rank {self._runtime.rank} has changed the state in the code between two steps")
             meta = self._code_between.describe()
         else:
             meta = work.meta or self._state.describe(worker.lineage, worker.until)
@@ -157,7 +159,7 @@ class StateTaking:
         fetched = client.fetch(restore.generation, restore.target, addresses, destination.get)
         meta = fetched.header.meta
         self._adopt(fetched.header.tree, fetched.tensors, meta)
-        self._code_between.take(meta, restore.meets_at)
+        self._code_between.take(meta, restore)
         self._state.adopt_attributes(meta)
         if runtime.rank in restore.derived:
             runtime.page.write_private(restore.target, NO_PRIVATE)

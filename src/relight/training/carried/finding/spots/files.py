@@ -33,6 +33,10 @@ NOT_MADE = (
     f"{ASKED_FOR}: made, changed or removed by code after the block, and a rank was lost just there. Its replacement "
     f"does not do so for that step. {_INSTEAD}"
 )
+FOUND_AGAIN = (
+    f"{ASKED_FOR}: made, changed or removed by code between two epochs, and a rank was lost there. Its replacement has "
+    f"run that code again, and may have found what the lost rank had left. {_INSTEAD}"
+)
 _NOT_UNDONE = (
     f"{ASKED_FOR} ({{where}}): made, changed or removed by steps, which ask whether they exist. A step that is undone "
     f"leaves them so, and those that a lost rank was about to make are missing. {_INSTEAD}"
