@@ -37,7 +37,7 @@ _IN_PROGRESS = tuple(
 
 
 class CodeBetween:
-    """Says whether the script is in such code, and may wait there. `begin` and `end` are called around it."""
+    """Says whether the script is in such code, and may wait there, or has run it. `begin` and `end` are around it."""
 
     def __init__(self, runtime: Runtime, state: TrackedState, private: PrivateState, carried: Carried) -> None:
         self._runtime = runtime
@@ -112,8 +112,13 @@ class CodeBetween:
 
     def has_begun_state(self) -> bool:
         """Return whether the tensors are still those with which the code began, however they were written."""
+        if self._tree is None:
+            return False
         with torch.inference_mode(mode=False):
-            return self._tree is not None and self._state.replica.digest(flat=self.began_with()) == self._digest
+            try:
+                return self._state.replica.digest(flat=self.began_with()) == self._digest
+            except Exception:  # a state_dict() of the script's in the middle of a step: it does not tell
+                return False
 
     def describe(self) -> dict[str, Any]:
         """Describe the state with which the code began, and what its collectives have given since, for replacements."""
