@@ -182,9 +182,9 @@ that wait call the same collective again, on the new groups, and the replacement
 nothing doubted. What is served to the replacement is the state with which the code began, and what its collectives have
 given since.
 
-1. A rank that is to finish its step comes to the collective after the decision, and carries the order out there. If it
-   comes to its next step without one, its restore has failed. Where all are to finish, none waits yet: each says with
-   its status whether it *comes* to such a collective, as it has seen this code do after an earlier epoch.
+1. A rank that is to finish its step comes to the collective after the decision, and carries the order out there; or
+   where it asks for its next step, if that code calls none. Where all are to finish, none waits yet: each says with its
+   status whether the step is the last one of an epoch, after which *comes* code that a replacement can run.
 2. If not all can meet (one has completed more collectives than another, or one that is lost had asked for its next
    step), the recovery begins again, and that Stop tells all to go on alone. So does a Stop before a last checkpoint,
    and each that comes after such a Resume before every rank has committed a step: that code may fail in a

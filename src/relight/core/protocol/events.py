@@ -186,7 +186,9 @@ class Stopped(_Event, frozen=True, kw_only=True):
     alone: bool = False  # code between two steps has its own value of a collective that was cut short
     at_collective: Whole = 0  # code between two steps waits in this one since the step, and has not changed the state
     gives: int = -1  # it has all results of so many collectives, of code that it has run since the step; -1: not all
-    comes: bool = False  # it is prepared for the last step of an epoch, and comes to such a collective after it
+    comes: bool = (
+        False  # it is prepared for the last step of an epoch, after which comes code that a replacement can run
+    )
 
 
 class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):

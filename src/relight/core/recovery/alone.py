@@ -18,7 +18,7 @@ from relight.core.recovery.shards import Shards
 def where_all_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> int:
     """Return the number of the collective between two steps in which all ranks can meet; 0: there is none.
 
-    Some wait there, or all come to the first one.
+    Some wait there, or all come to the first one, if that code calls any.
 
     Args:
         decision: of the rule that knows nothing of this.

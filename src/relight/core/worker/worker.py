@@ -63,7 +63,7 @@ class Worker:
         self.gives = (
             -1
         )  # results that it has of collectives in the code after the newest step, which is over; -1: not all
-        self.comes = False  # the step in flight is an epoch's last, and code after it comes to such a collective
+        self.comes = False  # the step in flight is an epoch's last, and a replacement can run the code after it
         self.runs_code = False  # this replacement runs the code after the newest step, before it takes another one
         self.agreed = -1  # the newest version of which it is known that all replicas held the same bits
         self.sound = -1  # the newest version to which only such replicas contributed, as far as is known here

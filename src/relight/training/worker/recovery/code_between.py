@@ -55,7 +55,6 @@ class CodeBetween:
         self._is_given_all = False  # the other ranks have run all of this code
         self._tree: Any = None  # of the state with which it began: what is no tensor
         self._digest = ""  # of that state
-        self._has_shown = False  # this process has seen the code come to a collective in which it could wait
         self._description: dict[str, Any] = {}  # of the state with which the code began, besides tensors
 
     def begin(self) -> None:
@@ -91,9 +90,8 @@ class CodeBetween:
         self._results, self._pending, self._tree = [], None, None
 
     def follows(self, version: int) -> bool:
-        """Return whether such code comes after the step to `version`, and to a collective in which this rank waits."""
-        is_last = version >= self._runtime.worker.until
-        return self._has_shown and self._carried.ends_epoch(version) and not is_last and self._is_known
+        """Return whether code that a replacement can run comes after the step to `version`."""
+        return self._carried.ends_epoch(version) and version < self._runtime.worker.until and self._is_known
 
     @property
     def _is_known(self) -> bool:
@@ -164,8 +162,6 @@ class CodeBetween:
         self._kept = [(tensor, tensor.detach().clone()) for tensor in found] if is_small else None
         outputs = outputs_of(operation, arguments) if ranks == self._runtime.world_size else None
         self._pending = (operation, outputs) if outputs is not None else None
-        if self._collectives == 1:
-            self._has_shown = self._has_shown or self._can_meet()
         return False
 
     def complete(self) -> None:
