@@ -168,8 +168,8 @@ i, every survivor is prepared(i)*. The rule rests on that alone.
 ## A collective between two steps
 
 Code after the block runs once, and a recovery cannot repeat it. Survivors run it to its end before they report or
-restore, so that a replacement gets what it leaves. If it calls a collective which the recovery cuts, there are two
-ways.
+restore, so that a replacement gets what it leaves. Code between two epochs a replacement may run itself, in two cases;
+in all others, ranks go on alone after a collective that the recovery cuts.
 
 **All meet in it.** In code between two epochs a rank may *wait* in a collective: its script stands there, the status
 says so, with the number of the collective since the step, and the recovery runs inside the call. It may as long as that
@@ -184,7 +184,8 @@ given since.
 
 1. A rank that is to finish its step comes to the collective after the decision, and carries the order out there; or
    where it asks for its next step, if that code calls none. Where all are to finish, none waits yet: each says with its
-   status whether the step is the last one of an epoch, after which *comes* code that a replacement can run.
+   status whether the step is the last one of an epoch, after which *comes* code that a replacement can run. If that
+   code then turns out to change a tensor first, the rank's restore fails, and the recovery begins again.
 2. If not all can meet (one has completed more collectives than another, or one that is lost had asked for its next
    step), the recovery begins again, and that Stop tells all to go on alone. So does a Stop before a last checkpoint,
    and each that comes after such a Resume before every rank has committed a step: that code may fail in a
@@ -195,8 +196,8 @@ evaluates and saves); the others are in the next step then. Each says with its s
 has called, if it *gives* the results of all, and if no tensor that replicas share has changed since the code began. If
 all say the same number, and no lost rank had asked for the next step, Restore says that targets run the code, and names
 no collective. Ranks that are to finish the step first run that code after it, if the others called none there. A
-replacement is given all results, and then takes the next step with the others, who go back to its
-beginning. If it calls another collective than they did, it fails, and the recovery begins again.
+replacement is given all results, and then takes the next step with the others, who go back to the beginning of it. If
+the replacement calls another collective than they did, it fails, and the recovery begins again.
 
 **Ranks go on alone** otherwise, each with its own value; it doubts the bits, and says so with its status (or with
 Restored, if it finishes the step only after the decision). A rank that has come to its next step has completed every

@@ -1,4 +1,4 @@
-"""Results of collectives that a replacement is given, of the same collective; else it is told what differs."""
+"""A replacement gets the results of collectives that the other ranks have called, and an error if it calls others."""
 
 import pytest
 import torch

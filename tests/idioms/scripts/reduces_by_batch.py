@@ -32,7 +32,8 @@ class Meter:
 def reduced(value):
     value = value.clone()
     dist.all_reduce(value)
-    return value / dist.get_world_size()
+    value /= dist.get_world_size()
+    return value
 
 
 @torch.no_grad()

@@ -184,11 +184,11 @@ class Stopped(_Event, frozen=True, kw_only=True):
     sound: Whole = -1  # the newest version to which only replicas contributed of which it knows that
     wrote: bool = False  # it had begun to write in the step that was interrupted, whether that is undone or not
     alone: bool = False  # code between two steps has its own value of a collective that was cut short
-    at_collective: Whole = 0  # code between two steps waits in this one since the step, and has not changed the state
-    gives: int = -1  # it has all results of so many collectives, of code that it has run since the step; -1: not all
-    comes: bool = (
-        False  # it is prepared for the last step of an epoch, after which comes code that a replacement can run
-    )
+    at_collective: Whole = 0  # code after the newest step waits in this collective, and has changed no tensor
+    gives: int = (
+        -1
+    )  # code after the newest step has ended, with so many collectives, whose results are kept; -1: not all
+    comes: bool = False  # it is prepared for an epoch's last step, and a replacement can run the code after that
 
 
 class RestoreProgress(msgspec.Struct, frozen=True, kw_only=True):

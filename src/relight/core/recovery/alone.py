@@ -35,11 +35,10 @@ def where_all_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool
 
 
 def all_have_run(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> bool:
-    """Return whether all have run the code before the target version, and can give a replacement all of its results.
+    """Return whether a replacement can run the code before the target version with results that all others have.
 
-    Who is to finish the step first runs that code only then, if it has no collectives.
-
-    Args: see `where_all_meet`.
+    They have run that code to its end. Ranks that are to finish the step run it after that: only if it calls no
+    collective, since none of theirs has a result. Args: see `where_all_meet`.
     """
     later = {*decision.targets, *decision.finishers}
     held = [report for report in reports if report.rank not in later]

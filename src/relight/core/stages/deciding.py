@@ -59,7 +59,8 @@ class Deciding:
             return job.end(f"{decision.reason}. {job.advice()}", now, job.last_traceback())
         is_wanted = decision.targets or any(report.at_collective for report in reports)
         meets_at = self._where_all_meet(decision, reports) if is_wanted else 0
-        runs_code = meets_at > 0 or (bool(decision.targets) and self._all_have_run(decision, reports))
+        has_run = bool(decision.targets) and all_have_run(decision, reports, self._must_not_run(decision.target))
+        runs_code = meets_at > 0 or has_run
         self._begin_restore(msgspec.structs.replace(decision, runs_code=runs_code, meets_at=meets_at), now)
         served = {r.rank: self._source(r) for r in reports}
         if decision.target in self._begun_steps(reports, held):
@@ -97,12 +98,11 @@ class Deciding:
         return require_every_part(chosen, job.shards)
 
     def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> int:
-        gone_on = self._job.go_alone or self._has_gone_on(decision.target)
-        return where_all_meet(decision, reports, gone_on)
+        return where_all_meet(decision, reports, self._must_not_run(decision.target))
 
-    def _all_have_run(self, decision: Decision, reports: Sequence[ev.Stopped]) -> bool:
-        gone_on = self._job.go_alone or self._has_gone_on(decision.target)
-        return all_have_run(decision, reports, gone_on)
+    def _must_not_run(self, target: int) -> bool:
+        """Return whether no replacement may run the code before step `target`: it has failed in one, or was run."""
+        return self._job.go_alone or self._has_gone_on(target)
 
     def _has_gone_on(self, target: int) -> bool:
         """Return whether a lost rank had asked for step `target`, so that it had run all code before that."""

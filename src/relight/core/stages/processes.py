@@ -84,9 +84,8 @@ class Processes:
         step = self._failing.step_of(process, event.position.step)
         kind, evidence = ("slow", process.leaving) if process.leaving else (_kind_of_exit(event), event.evidence)
         key = None if process.leaving else _likeness(event, kind, process.rank, step)
-        limit = MAX_ABORTS if _has_aborted(event) else 0
         job.job_stats.failures.add(process, kind, evidence, event.position, event.noticed_ns, job.generation, now)
-        return self._failing.fail([process], step, key, now, limit=limit)
+        return self._failing.fail([process], step, key, now, limit=_limit_of(event))
 
     def _on_found_private(self, process: Process, event: ev.ProcessExited, now: float) -> list[Command]:
         """The successor of an agent reports an end that it has not seen: private state may lie with its neighbours.
@@ -109,7 +108,7 @@ class Processes:
         if key is None:
             return out
         breaker.count_alike(key)
-        ending = breaker.verdict(step, key, MAX_ABORTS if _has_aborted(event) else 0)
+        ending = breaker.verdict(step, key, _limit_of(event))
         return out + (self._saving.give_up(ending, now) if ending and job.stage is not Stage.SAVING else [])
 
     # --- suspicions and exceptions ------------------------------------------------------------------------------
@@ -195,9 +194,10 @@ class Processes:
 
 
 def _likeness(event: ev.ProcessExited, kind: str, rank: int | None, step: int) -> tuple[object, ...] | None:
-    """Return what ends have in common that are a bug if they come again. A signal is none, but for that of an abort.
+    """Return a key that is the same for ends which show one bug, in the script or a library.
 
-    The same code twice at one step is. Where ranks call different collectives, gloo aborts one rank or another.
+    The same exit code of a rank at a step is one key, and so is SIGABRT of any rank at a step: gloo aborts one rank or
+    another where ranks call different collectives. None: a process that any other signal has ended shows no bug.
     """
     if event.exit_status is None or (event.exit_status < 0 and not _has_aborted(event)):
         return None
@@ -207,6 +207,11 @@ def _likeness(event: ev.ProcessExited, kind: str, rank: int | None, step: int) -
 def _has_aborted(event: ev.ProcessExited) -> bool:
     """Return whether a process has most likely ended itself, as libraries do where something is wrong in them."""
     return event.exit_status == ABORTED
+
+
+def _limit_of(event: ev.ProcessExited) -> int:
+    """Return how many such ends at one step end the job; 0: as many as the settings say."""
+    return MAX_ABORTS if _has_aborted(event) else 0
 
 
 def _kind_of_exit(event: ev.ProcessExited) -> str:

@@ -1,4 +1,4 @@
-"""Results of collectives that are the same on every rank: who comes later is given them, without calling any rank."""
+"""Results of collectives that are the same on every rank: a replacement is given them, and calls no other rank."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple

@@ -91,7 +91,7 @@ class Replica:
     def digest(self, known: dict[int, int] | None = None, flat: Flat | None = None) -> str:
         """Return the digest of all of it, as hex. `known` holds digests computed already, by bucket.
 
-        `flat`: flattened earlier; what are no tensors counts as it was then.
+        `flat`: a state that was flattened before, to be digested instead.
 
         Goes from the last bucket to the first: a source sends in the other direction, so that each digest is computed
         once, by the first of the two to need it. Uses as many threads as the script lets torch compute with: a core

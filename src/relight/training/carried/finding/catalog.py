@@ -113,7 +113,7 @@ class Catalog:
         if is_not_wanted or (spot := self._spots.find(place)) is None:
             return None
         one, value = Kept(key, name, where, spot, feeds, late, is_left, seen=seen, after_write=after_write), spot.get()
-        is_part = self.is_foreign(value) and not _is_carried_all_the_same(value, late=late, seen=seen)
+        is_part = self.is_foreign(value) and not _is_carried_anyway(value, late=late, seen=seen)
         if value is not MISSING and not is_part and self.is_of_data(value):
             return None
         self.homes.add(key, value if mark is NEVER else mark)
@@ -296,10 +296,10 @@ def holder_in_data(place: Place, spots: Spots, is_of_data: Callable[[Any], bool]
     return None
 
 
-def _is_carried_all_the_same(part: Any, *, late: bool, seen: bool) -> bool:
-    """Return whether a value that was handed over, or holds such, is not only carried once it is another one.
+def _is_carried_anyway(part: Any, *, late: bool, seen: bool) -> bool:
+    """Return whether a place is carried although its value was handed over, or is a container of such values.
 
-    `late`: it is written after the block. `seen`: what a container has beside parts was seen to change.
+    `late`: it is written after the block. `seen`: something else in the container was seen to change.
     """
     return (late and not isinstance(part, nn.Module)) or (seen and kind_of(part) in HOLDERS)
 

@@ -1,7 +1,8 @@
-"""Code between two epochs, which a replacement can run: the state with which it began, and its collectives.
+"""Code between two epochs, which a replacement can run: the state with which it began, and results of its collectives.
 
-A rank waits in a collective until all others have come to it, if the code has changed no tensor so far that replicas
-share, and reads nothing that the steps have set and no rank keeps: docs/PROTOCOL.md, "A collective between two steps".
+Kept here until the first step after it is committed, and given to a replacement. A rank waits in a collective until all
+others have come to it, if the code has changed no tensor so far that replicas share, and reads nothing that the steps
+have set and no rank keeps: docs/PROTOCOL.md, "A collective between two steps".
 """
 
 import sys
@@ -37,7 +38,7 @@ _IN_PROGRESS = tuple(
 
 
 class CodeBetween:
-    """Says whether the script is in such code, and may wait there, or has run it. `begin` and `end` are around it."""
+    """Knows whether the script is in such code, and may wait there, or has run it: `begin` and `end` are called."""
 
     def __init__(self, runtime: Runtime, state: TrackedState, private: PrivateState, carried: Carried) -> None:
         self._runtime = runtime
@@ -59,7 +60,7 @@ class CodeBetween:
 
     def begin(self) -> None:
         """The steps of an epoch are over, here or in the process whose rank this one has taken."""
-        self._end()
+        self._forget()
         if not self._is_known or self._private.streams.have_moved:
             return
         worker, state = self._runtime.worker, self._state
@@ -85,7 +86,7 @@ class CodeBetween:
         has_all = self._results is not None and len(self._results) == self._collectives
         self._runtime.handle(CodeRan(self._collectives if has_all else -1))
 
-    def _end(self) -> None:
+    def _forget(self) -> None:
         self._is_open, self._collectives, self._kept = False, 0, []
         self._results, self._pending, self._tree = [], None, None
 
@@ -115,7 +116,7 @@ class CodeBetween:
         with torch.inference_mode(mode=False):
             try:
                 return self._state.replica.digest(flat=self.began_with()) == self._digest
-            except Exception:  # a state_dict() of the script's in the middle of a step: it does not tell
+            except Exception:  # of a state_dict() of the script's, in the middle of a step
                 return False
 
     def describe(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class CodeBetween:
         return {**self._description, "given": encode_tree(given, "results of collectives") if given else b""}
 
     def take(self, meta: dict[str, Any], order: Restore) -> None:
-        """Take what `describe` returned elsewhere, for collectives of the code to be run. Raises RestoreError."""
+        """Take what `describe` returned on another rank, as a replacement by this order. Raises RestoreError."""
         given = meta.get("given", b"") if order.runs_code else b""
         self._to_give = [SharedResult(*one) for one in decode_tree(given)] if given else []
         self._is_given_all = order.runs_code and not order.meets_at
