@@ -103,6 +103,8 @@ def test_ranks_wait_in_an_evaluation_until_a_replacement_comes_to_it(name: str, 
         ("reduces_by_batch", 0, "        both = torch.tensor("),
         ("reduces_by_batch", 2, "    seen = [None]"),
         ("reduces_by_batch", 1, "        history.append("),  # the others go on to the next step
+        ("evaluates_through_wrapper", 1, "        sums[0] +="),
+        ("evaluates_through_wrapper", 0, "    spread = output.std()"),  # while three of its collectives are under way
         ("rank_zero_evaluates", 0, "            x = x + 0.01"),
         ("rank_zero_evaluates", 0, "                best, best_weights"),
     ],
@@ -113,7 +115,7 @@ def test_a_replacement_runs_code_between_epochs_that_the_lost_rank_had_begun(
     """A rank kills itself once there. The others wait in a later collective of it, or go on to the next step."""
     text = path_of(name).read_text()
     assert text.count(line) == 1
-    is_due = "number == 2" if "output" in line else "True"
+    is_due = "number == 2" if "model(x)" in line else "True"
     indent = " " * (len(line) - len(line.lstrip()))
     variant = text.replace(line, f"{indent}die_once({rank}, {is_due})\n{line}")
     path = tmp_path / "variant.py"

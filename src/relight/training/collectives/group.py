@@ -170,13 +170,23 @@ class RelightProcessGroup(dist.ProcessGroup):
             return self._cut(operation, args, kwargs)
         if isinstance(work, Exchange):
             work.report_to(policy)
-        return _CuttableWork(work, policy, lambda: self._cut(operation, args, kwargs))
+        cuttable = _CuttableWork(
+            work,
+            policy,
+            again=lambda: self._launch(operation, *args, **kwargs),
+            alone=lambda: self._complete_alone(operation, args, kwargs),
+        )
+        policy.code_between.launched(cuttable)
+        return cuttable
 
     def _cut(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dist.Work:
         """Call an operation again once all ranks can come to it; or give it this rank's own values."""
         if self._policy.code_between.meet():
             again: dist.Work = self._launch(operation, *args, **kwargs)
             return again
+        return self._complete_alone(operation, args, kwargs)
+
+    def _complete_alone(self, operation: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dist.Work:
         self._policy.cut(operation)
         complete(operation, max(0, self.getRank()), self._size, (*args, *kwargs.values()))
         return _Done(args[0] if args else None)  # DDP's reducer takes its bucket from there
@@ -232,12 +242,19 @@ class _Done(dist.Work):
 class _CuttableWork(dist.Work):
     """An operation outside the protected part of a step: a recovery may cut it."""
 
-    def __init__(self, work: dist.Work, policy: CollectivePolicy, cut: Callable[[], dist.Work]) -> None:
+    def __init__(
+        self, work: dist.Work, policy: CollectivePolicy, again: Callable[[], dist.Work], alone: Callable[[], dist.Work]
+    ) -> None:
+        """`again` launches it once more, and `alone` gives it this rank's own values."""
         super().__init__()
         self._work = work
         self._policy = policy
-        self._cut = cut
+        self._again = again
+        self._alone = alone
         self._is_over = False
+
+    def call_again(self) -> None:
+        self._work = self._again()
 
     @not_compiled
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -246,16 +263,24 @@ class _CuttableWork(dist.Work):
         except (RuntimeError, StepInterrupted):
             if not self._policy.await_verdict():
                 raise
-            return self._cut().wait()
-        if not self._is_over:  # a second wait may come after the next collective was called
-            self._is_over = True
-            self._policy.code_between.complete()
+            if not self._policy.code_between.meet():
+                self._work = self._alone()
+            return self._work.wait()
+        self._end()
         return is_done
+
+    def _end(self) -> None:
+        if not self._is_over:  # a second wait may come after the script has changed the result
+            self._is_over = True
+            self._policy.code_between.complete(self)
 
     @not_compiled
     def is_completed(self) -> bool:
-        return self._work.is_completed()
+        if is_completed := self._work.is_completed():
+            self._end()
+        return is_completed
 
     @not_compiled
     def get_future(self) -> Any:
+        self._policy.code_between.lose_sight()
         return self._work.get_future()

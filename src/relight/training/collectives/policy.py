@@ -4,6 +4,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 
+class Cuttable(Protocol):
+    """A collective under way, for whose end the script may wait."""
+
+    def call_again(self) -> None:
+        """Call it once more, on the groups of a new generation: the script waits for that one now."""
+
+
 class CodeBetween(Protocol):
     """Code between two epochs, where ranks can wait in a collective for a replacement."""
 
@@ -17,11 +24,20 @@ class CodeBetween(Protocol):
         Return True if this gave it its result, so that it is not launched.
         """
 
-    def complete(self) -> None:
-        """The collective that was called last is over, and its result has not been changed yet."""
+    def launched(self, work: Cuttable) -> None:
+        """The collective that came last is under way."""
+
+    def complete(self, work: Cuttable) -> None:
+        """A collective is over, and its result has not been changed yet."""
+
+    def lose_sight(self) -> None:
+        """The script will learn of the end of a collective in another way than by waiting for it."""
 
     def meet(self) -> bool:
-        """Recover inside the collective that was cut, so that it can be called again. False: go on alone."""
+        """Recover inside a collective that was cut, and call again those under way. False: go on alone.
+
+        A collective that was not launched is not called: its caller does that.
+        """
 
 
 class NoCodeBetween:
@@ -32,7 +48,13 @@ class NoCodeBetween:
     def come(self, operation: str, arguments: Sequence[Any], ranks: int) -> bool:  # noqa: ARG002
         return False
 
-    def complete(self) -> None:
+    def launched(self, work: Cuttable) -> None:
+        """Do nothing."""
+
+    def complete(self, work: Cuttable) -> None:
+        """Do nothing."""
+
+    def lose_sight(self) -> None:
         """Do nothing."""
 
     def meet(self) -> bool:

@@ -16,25 +16,22 @@ from relight.core.protocol.commands import Restore
 from relight.core.worker.events import CodeRan
 from relight.errors import RestoreError
 from relight.training.carried.carried import Carried
+from relight.training.collectives.policy import Cuttable
 from relight.training.collectives.shared_results import (
     SharedResult,
     came_to_another,
     came_to_fewer,
     give,
-    outputs_of,
-    tensors_in,
 )
 from relight.training.process.private import PrivateState
 from relight.training.process.runtime import Runtime
 from relight.training.state.tracked import TrackedState
+from relight.training.worker.recovery.calls import Call, Calls
 from relight.transfer.io.codec import Flat, decode_tree, encode_tree
 
-_MOST_BYTES = 2**26  # of tensors that a collective gets
-_MOST_RESULT_BYTES = 2**24  # of what the collectives of such code have given so far
 # Code of torch that cannot be left in the middle of a call, and gone on with after a recovery has reset its objects.
-_IN_PROGRESS = tuple(
-    f"/torch/{path}" for path in ("autograd/", "nn/parallel/", "distributed/fsdp/", "distributed/tensor/", "_dynamo/")
-)
+_IN_PROGRESS = tuple(f"/torch/{path}" for path in ("autograd/", "distributed/fsdp/", "distributed/tensor/", "_dynamo/"))
+_IN_FORWARD = "/torch/nn/parallel/"  # DDP's reducer has no part in a pass without gradients
 
 
 class CodeBetween:
@@ -48,10 +45,7 @@ class CodeBetween:
         self.recover: Callable[[int], bool] = lambda _: False  # in the collective of a number; False: go on alone
         self._has_integration = any(hasattr(thing, "join_training") for thing in state.per_rank.values())
         self._is_open = False
-        self._collectives = 0  # that the code has come to
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] | None = []  # what the last one gets; None: too much
-        self._results: list[SharedResult] | None = []  # of those before it; None: not all ranks have the same, or known
-        self._pending: tuple[str, list[torch.Tensor]] | None = None  # the last one, with what gets its result
+        self._calls = Calls()
         self._to_give: list[SharedResult] = []  # to this replacement, of those that the other ranks have completed
         self._is_given_all = False  # the other ranks have run all of this code
         self._tree: Any = None  # of the state with which it began: what is no tensor
@@ -82,13 +76,13 @@ class CodeBetween:
         self._is_given_all = False
         if not self._is_open:
             return
-        self._is_open, self._kept = False, []
-        has_all = self._results is not None and len(self._results) == self._collectives
-        self._runtime.handle(CodeRan(self._collectives if has_all else -1))
+        self._is_open = False
+        if not self._calls.are_known:
+            self._calls.stop()
+        self._runtime.handle(CodeRan(self._calls.number if self._calls.can_repeat else -1))
 
     def _forget(self) -> None:
-        self._is_open, self._collectives, self._kept = False, 0, []
-        self._results, self._pending, self._tree = [], None, None
+        self._is_open, self._calls, self._tree = False, Calls(), None
 
     def follows(self, version: int) -> bool:
         """Return whether code that a replacement can run comes after the step to `version`."""
@@ -121,7 +115,7 @@ class CodeBetween:
 
     def describe(self) -> dict[str, Any]:
         """Describe the state with which the code began, and what its collectives have given since, for replacements."""
-        given = [[one.operation, [tensor.cpu() for tensor in one.tensors]] for one in self._results or ()]
+        given = [[one.operation, [tensor.cpu() for tensor in one.tensors]] for one in self._calls.results]
         return {**self._description, "given": encode_tree(given, "results of collectives") if given else b""}
 
     def take(self, meta: dict[str, Any], order: Restore) -> None:
@@ -136,7 +130,7 @@ class CodeBetween:
     @property
     def may_wait(self) -> bool:
         """True if the collective that is called next, or was called last, is one in which this rank can wait."""
-        return self._is_open and self._results is not None
+        return self._is_open and self._calls.can_repeat
 
     def come(self, operation: str, arguments: Sequence[Any], ranks: int) -> bool:
         """The script calls a collective that a recovery cannot repeat. Return True if it is given its result here.
@@ -147,50 +141,43 @@ class CodeBetween:
         if self._to_give and operation:
             give(self._to_give[0], operation, arguments)
             del self._to_give[0]
-            self._results = None
+            self._calls.stop()
             return True
         if self._is_given_all and operation:
             raise came_to_another(operation)
-        if not self._is_open:
-            return False
-        self._collectives += 1
-        self._kept, self._pending = [], None
-        if self._results is None or len(self._results) != self._collectives - 1:  # one of them is still under way
-            self._results = None
-            return False
-        found = list(tensors_in(arguments))
-        is_small = sum(tensor.nbytes for tensor in found) <= _MOST_BYTES
-        self._kept = [(tensor, tensor.detach().clone()) for tensor in found] if is_small else None
-        outputs = outputs_of(operation, arguments) if ranks == self._runtime.world_size else None
-        self._pending = (operation, outputs) if outputs is not None else None
+        if self._is_open:
+            self._calls.add(Call(operation, arguments, is_of_all=ranks == self._runtime.world_size))
         return False
 
-    def complete(self) -> None:
-        """The collective that was called last is over, and its result has not been changed yet."""
-        if self._results is None or self._pending is None:
-            return
-        operation, outputs = self._pending
-        self._pending = None
-        nbytes = sum(tensor.nbytes for result in self._results for tensor in result.tensors)
-        if nbytes + sum(tensor.nbytes for tensor in outputs) > _MOST_RESULT_BYTES:
-            self._results = None
-        else:
-            self._results.append(SharedResult(operation, [tensor.detach().clone() for tensor in outputs]))
+    def launched(self, work: Cuttable) -> None:
+        """The collective that came last is under way."""
+        if self._calls.under_way:
+            self._calls.under_way[-1].work = work
+
+    def complete(self, work: Cuttable) -> None:
+        """A collective is over, and its result has not been changed yet."""
+        self._calls.complete(work)
+
+    def lose_sight(self) -> None:
+        """The script will learn of the end of a collective in another way than by waiting for it."""
+        self._calls.stop()
 
     def meet(self) -> bool:
-        """Recover inside the collective that was cut, so that it can be called again. False: go on alone."""
-        if not (self._can_meet() and self.recover(self._collectives)):
+        """Recover inside a collective that was cut, and call again those under way. False: go on alone."""
+        calls = self._calls
+        if not (self._can_meet() and self.recover(calls.waits_in)):
             return False
-        with torch.no_grad():
-            for tensor, before in self._kept or ():
-                tensor.copy_(before)
-        self._results = None  # it is tried once
+        under_way = calls.under_way
+        calls.stop()  # it is tried once
+        for call in under_way:
+            call.put_back()
+        for call in under_way:
+            if call.work is not None:
+                call.work.call_again()
         return True
 
     def _can_meet(self) -> bool:
-        if not (self._is_open and self._collectives and self._results is not None and self._kept is not None):
-            return False
-        if len(self._results) != self._collectives - 1:
+        if not (self._is_open and self._calls.waits_in):
             return False
         if threading.current_thread() is not threading.main_thread() or _is_in_progress():
             return False
@@ -199,9 +186,10 @@ class CodeBetween:
 
 def _is_in_progress() -> bool:
     """Return whether the collective is called by something of torch that a recovery resets."""
+    parts = (*_IN_PROGRESS, _IN_FORWARD) if torch.is_grad_enabled() else _IN_PROGRESS
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
-        if any(part in frame.f_code.co_filename for part in _IN_PROGRESS):
+        if any(part in frame.f_code.co_filename for part in parts):
             return True
     return False
