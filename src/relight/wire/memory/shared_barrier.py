@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import xxhash
 
 MAX_RANKS = 64  # of one host: each rank reads every entry
-MAX_NUMBERS = 6
+MAX_NUMBERS = 12  # as many as an entry has room for
 
 _HEADER = struct.Struct("<q")  # the token
 _FUTEX_WORD_OFFSET = 64  # in a cache line of its own
