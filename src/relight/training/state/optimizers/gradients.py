@@ -23,8 +23,10 @@ from relight.training.torch_private.tensors import version_of
 from relight.transfer.io.codec import local_part
 
 # The identity of a gradient: a weak reference, which keeps no memory and is one object for a gradient, and its version.
-# Every step notes them for all parameters, so this runs in C, through `map`.
-GradientMark = tuple[Callable[[], torch.Tensor | None], int]
+# Every step notes them for all parameters, so this runs in C, through `map`, and gives a list of each.
+_Reference = Callable[[], torch.Tensor | None]
+GradientMark = tuple[_Reference, int]
+_Marks = tuple[list[_Reference], list[int]]
 _NO_MARK: GradientMark = (lambda: None, 0)
 _gradient, _is_leaf = operator.attrgetter("grad"), operator.attrgetter("is_leaf")
 
@@ -58,8 +60,9 @@ class Gradients:
         # Whether they were None, not zeros, when the step under way started; also those of `per_rank` modules.
         self.to_none = self._own_to_none = True
         self._numbers = [*map(id, parameters)]
-        self._left: list[GradientMark] = []  # of those that were there then
-        self._found: dict[int, GradientMark] = {}  # those that were there then, unless known as zero; by `id`
+        self._left: _Marks = [], []  # of all parameters then, if any had a gradient
+        # Those that were there then, unless known as zero; by `id`. None: all of them, and not looked up yet.
+        self._found: dict[int, GradientMark] | None = {}
         self._zeros: dict[int, GradientMark] = {}  # as `zero_grad` left them
         self._are_cleared = True  # by a recovery, since the last step
         self.thrown: set[int] = set()  # by `id`, parameters of `_found` whose gradients a recovery threw away
@@ -75,12 +78,12 @@ class Gradients:
         first = next(iter(self._parameters), None)
         self.to_none = first is None or first.grad is None
         self._own_to_none = not self._own or self._own[0].grad is None
-        marks = _marks_of(self._parameters)
-        self._left = [] if self.to_none else marks
-        self._found = {} if self._are_cleared else self._not_zero(marks)
+        self._left = _marks_of(self._parameters)
+        self._found = {} if self._are_cleared or not self._left[0] else None
         self._are_cleared = False
-        if self.waiting:
-            self.waiting = {number: key for number, key in self.waiting.items() if number in self._found}
+        if self.waiting or self._zeros:
+            found = self._all_found()
+            self.waiting = {number: key for number, key in self.waiting.items() if number in found}
         if self._notes_each:
             self._had = gradients_of(self._parameters)
         if keep or self._kept:
@@ -115,34 +118,37 @@ class Gradients:
 
         Many scripts call `zero_grad` at the head of a step, before its backward pass.
         """
-        if self._left and all(map(_is_same, self._left, _marks_of(self._parameters))):
+        if not self.to_none and all(map(_is_same, _pairs(self._left), _pairs(_marks_of(self._parameters)))):
             return False
         return self.are_waiting()
 
     def note_zeros(self, parameters: Iterable[torch.Tensor]) -> None:
         """The script has just made the gradients of these zeros."""
         parameters = list(parameters)
-        self._zeros |= {id(one): mark for one, mark in zip(parameters, _marks_of(parameters), strict=True)}
+        self._zeros |= zip(map(id, parameters), _pairs(_marks_of(parameters)), strict=False)
 
     def see_backward(self) -> None:
         """A backward pass begins: what adds to gradients that are zero by now, perhaps by hand, adds to none."""
-        if not self._found:
+        if self._found is None and not any(map(operator.is_not, map(operator.call, self._left[0]), repeat(None))):
+            self._found = {}  # in most steps: they were made None, and no tensor of theirs is left
+        if not (found := self._all_found()):
             return
         gradients = _gradients_of(self._parameters)
         if not any(map(operator.is_not, gradients, repeat(None))):
-            self._found = {}
+            found.clear()
             return
         for number, parameter, gradient in zip(self._numbers, self._parameters, gradients, strict=True):
-            mark = self._found.get(number)
+            mark = found.get(number)
             if mark is not None and mark[0]() is gradient and not have_gradients([parameter]):
-                del self._found[number]
+                del found[number]
 
     def added_to(self, parameters: Iterable[torch.Tensor]) -> set[int] | None:
         """Return, by `id`, those of these parameters whose gradients of earlier steps this step has added to.
 
         None: there were no gradients when the step began, so that it shows nothing.
         """
-        held = [(one, self._found[id(one)]) for one in parameters if id(one) in self._found] if self._found else []
+        found = self._all_found()
+        held = [(one, found[id(one)]) for one in parameters if id(one) in found] if found else []
         if not held:
             return None
         return {
@@ -169,7 +175,7 @@ class Gradients:
         )
         self.lost |= self.waiting
         self.waiting = {}
-        self.thrown |= self._found.keys()
+        self.thrown |= self._all_found().keys()
         self._found, self._are_cleared = {}, True
         self._make_zero()
         self._kept = []
@@ -196,16 +202,16 @@ class Gradients:
     def _others(self) -> Iterator[torch.Tensor]:
         return (one for one in self._parameters if id(one) not in self._updated and one.is_leaf)
 
-    def _not_zero(self, marks: list[GradientMark]) -> dict[int, GradientMark]:
-        found = dict(zip(self._numbers, marks, strict=True))
-        if self._zeros or any(map(operator.is_, marks, repeat(_NO_MARK))):
-            zeros = self._zeros
-            return {
+    def _all_found(self) -> dict[int, GradientMark]:
+        """Return `_found`, looked up."""
+        if self._found is None:
+            marks, zeros = zip(self._numbers, _pairs(self._left), strict=True), self._zeros
+            self._found = {
                 number: mark
-                for number, mark in found.items()
-                if mark is not _NO_MARK and not _is_same(mark, zeros.get(number, _NO_MARK))
+                for number, mark in marks
+                if mark[0] is not _NO_MARK[0] and not _is_same(mark, zeros.get(number, _NO_MARK))
             }
-        return found
+        return self._found
 
     def _make_zero(self) -> None:
         for scaler in self._scalers:
@@ -230,13 +236,20 @@ def _gradients_of(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor | Non
     return [one.grad if one.is_leaf else None for one in parameters]
 
 
-def _marks_of(parameters: Sequence[torch.Tensor]) -> list[GradientMark]:
-    """Return what the gradient of each parameter is known by."""
-    gradients = _gradients_of(parameters)
-    present = [one for one in gradients if one is not None]
-    if len(present) == len(gradients):
-        return list(zip(map(weakref.ref, present), map(version_of, present), strict=True))
-    return [_NO_MARK if one is None else (weakref.ref(one), version_of(one)) for one in gradients]
+def _marks_of(parameters: Sequence[torch.Tensor]) -> _Marks:
+    """Return what the gradient of each parameter is known by; empty lists if none has one."""
+    gradients: Any = _gradients_of(parameters)
+    try:
+        return list(map(weakref.ref, gradients)), list(map(version_of, gradients))
+    except TypeError:  # some have none
+        marks = [_NO_MARK if one is None else (weakref.ref(one), version_of(one)) for one in gradients]
+    if all(map(operator.is_, gradients, repeat(None))):
+        return [], []
+    return [reference for reference, _ in marks], [version for _, version in marks]
+
+
+def _pairs(marks: _Marks) -> Iterable[GradientMark]:
+    return zip(*marks, strict=True)
 
 
 def _is_same(one: GradientMark, other: GradientMark) -> bool:
