@@ -71,6 +71,24 @@ def run():
     return rest
 result = run()
 """
+IGNORED = """
+class Clock:
+    def __init__(self):
+        self.ticks, self.seen = 0, 0
+
+    def tick(self):
+        vars(self)["ticks"] += 1
+
+def run():
+    clock = Clock()
+    carry(ignore=("clock",))
+    for step in steps():
+        with step as value:
+            clock.tick()
+            step.end()
+    return clock.ticks
+result = run()
+"""
 
 
 def test_a_value_that_changed_goes_back_to_what_it_was_last(tmp_path: Path) -> None:
@@ -99,3 +117,17 @@ def test_what_a_flag_notes_of_its_members_is_no_change(tmp_path: Path) -> None:
     loop = Loop(until=7, fails_at=5)
     assert run_script(FLAGS, loop, tmp_path) == 4
     assert not loop.doubt
+
+
+def test_what_the_script_ignores_is_not_compared_in_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Watch.changes
+    changes = list[Any]()
+
+    def noted(self: Any, *, settings: bool) -> Any:
+        for change in found(self, settings=settings):
+            changes.append(change)
+            yield change
+
+    monkeypatch.setattr(Watch, "changes", noted)
+    assert run_script(IGNORED, Loop(until=8), tmp_path) == 8
+    assert not changes

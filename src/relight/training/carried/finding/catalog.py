@@ -204,7 +204,7 @@ class Catalog:
     # --- by values ---------------------------------------------------------------------------------------------
     def begin_comparison(self, number: int) -> None:
         """Compare step `number`, which begins; carry also what has changed since the last comparison."""
-        for place in self.comparison.begin(number, self.is_covered, self.unrepeatable.see):
+        for place in self.comparison.begin(number, self._is_told_otherwise, self.unrepeatable.see):
             if self._late.has(place, number, is_first=False):
                 continue  # it was left out, and that was said
             spot = self._spots.find(place)

@@ -91,9 +91,12 @@ class Comparison:
         """True if nothing of the step under way is compared."""
         return self.watch.is_empty and not self.is_due
 
-    def begin(self, number: int, is_covered: Callable[[Place], bool], see: Callable[[Survey], None]) -> list[Place]:
+    def begin(
+        self, number: int, is_told_otherwise: Callable[[Place], bool], see: Callable[[Survey], None]
+    ) -> list[Place]:
         """Compare step `number`, which begins, with the values of now. `see` gets what there is, if it is looked at.
 
+        `is_told_otherwise`: of a place that need not be looked at in every step.
         Returns the places that have changed since the first steps, or since the step that was compared last.
         """
         self.number = number
@@ -106,7 +109,7 @@ class Comparison:
         self._before = self._copied()
         self._last = self._traced()
         see(self._last)
-        self.watch.choose(self._before, is_covered)
+        self.watch.choose(self._before, is_told_otherwise)
         return changed_since
 
     def look_again(self) -> None:

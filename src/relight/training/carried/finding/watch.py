@@ -46,13 +46,13 @@ class Watch:
         """True if there is nothing to compare."""
         return not self._watched
 
-    def choose(self, survey: Survey, is_covered: Callable[[Place], bool]) -> None:
-        """Watch the small values of objects, classes, modules and closures in a survey, except where `covered`."""
+    def choose(self, survey: Survey, is_told_otherwise: Callable[[Place], bool]) -> None:
+        """Watch the small values of objects, classes, modules and closures in a survey, unless `is_told_otherwise`."""
         self.forget()
         self._attributes_at, self._owners = survey.attributes, {}
         # Layers may be many: what is the script's own comes first.
         found = sorted((*self._attributes(survey), *self._names(survey)), key=lambda one: _is_of_part(one[0]))
-        small = ((place, spot) for place, spot in found if _is_small(spot.get()) and not is_covered(place))
+        small = ((place, spot) for place, spot in found if _is_small(spot.get()) and not is_told_otherwise(place))
         self._watched = sorted(itertools.islice(small, _MOST), key=lambda one: _is_setting(one[0]))
         self._settings = sum(_is_setting(place) for place, _ in self._watched)
         self._homes = {id(owner): place for place, owner in self._owners.items()}
@@ -98,7 +98,8 @@ class Watch:
 
         A place comes before those in it: these now lead into another object, if that has taken its place.
         """
-        found, moved, index = {}, [], -1
+        found: dict[Place, Any] = {}
+        moved, index = [], -1
         self._settings_now = self._spots.settings.look() if settings else None
         has_changed = settings and self._settings_now != self._settings_seen
         count = None if has_changed else len(self._watched) - self._settings
@@ -109,10 +110,11 @@ class Watch:
                 if self._is_where_it_was(place):
                     found[place] = mark
         self._changed = moved if settings and self._marks else None
-        if found:
+        if any(type(mark) is Mark for mark in found.values()):
             marks = {place: mark for (place, _), mark in zip(self._watched, self._marks, strict=False)}
             wholes = Wholes(marks, self._attributes_at, self._home_of)
-            yield from ((place, wholes.of(found[place])) for place in sorted(found, key=len))
+            found = {place: wholes.of(mark) for place, mark in found.items()}
+        yield from ((place, found[place]) for place in sorted(found, key=len))
 
     def _is_where_it_was(self, place: Place) -> bool:
         """Return whether an attribute belongs to the object that is at its place; else that goes back as a whole."""
