@@ -175,29 +175,34 @@ in all others, ranks go on alone after a collective that the recovery cuts.
 says so, with the number of the collective since the step, and the recovery runs inside the call. It may as long as that
 code has changed no tensor that replicas share, and reads nothing that the steps have set and no rank keeps, and if what
 each earlier collective gave is the same on every rank, and is kept. If every intact rank of the target version waits in
-the collective of one number, or is to finish the step first and that number is 1, Restore says that targets *run the
-code* up to it: a replacement begins after the block of the last step, with its rank's private state of the barrier, and
-runs the code itself. Earlier collectives give it what they gave the others, without calling these. After Resume those
-that wait call the same collective again, on the new groups, and the replacement comes to it. Nothing is repeated and
-nothing doubted. What is served to the replacement is the state with which the code began, and what its collectives have
-given since.
+a collective, or is to finish the step first, Restore says that targets *run the code*, and that all meet in the one of
+the highest number: a replacement begins after the block of the last step, with its rank's private state of the barrier,
+and runs the code itself. Earlier collectives give it what they gave the others, without calling these. After Resume
+those that wait call the same collective again, on the new groups, and the replacement comes to it. Nothing is repeated
+and nothing doubted. What is served to the replacement is the state with which the code began, and what its collectives
+have given since.
 
-1. A rank that is to finish its step comes to the collective after the decision, and carries the order out there; or
+1. Ranks may wait in collectives of different numbers: a broadcast is over on its source first, and an all-reduce may
+   complete on some ranks and break on others. Restore names those that are *given* results, in the collective in which
+   they wait and in later ones, as a replacement is. They get these from a rank that waits in the one of the highest
+   number, before they form the new groups; if that fails, they hold no more than before. Only such ranks are sources.
+2. Several collectives may be under way. A rank waits in the first that is not over, and calls all of them again.
+3. A rank that is to finish its step comes to the collective after the decision, and carries the order out there; or
    where it asks for its next step, if that code calls none. Where all are to finish, none waits yet: each says with its
    status whether the step is the last one of an epoch, after which *comes* code that a replacement can run. If that
    code then turns out to change a tensor first, the rank's restore fails, and the recovery begins again.
-2. If not all can meet (one has completed more collectives than another, or one that is lost had asked for its next
-   step), the recovery begins again, and that Stop tells all to go on alone. So does a Stop before a last checkpoint,
-   and each that comes after such a Resume before every rank has committed a step: that code may fail in a
-   replacement, and is tried once.
+4. If not all can meet (one that is lost had asked for its next step, or one that has completed more than another does
+   not know what a collective gave), the recovery begins again, and that Stop tells all to go on alone. So does a Stop
+   before a last checkpoint, and each that comes after such a Resume before every rank has committed a step: that code
+   may fail in a replacement, and is tried once.
 
 **All have run it.** A rank may also be lost in that code after its last collective, or where it has none (rank 0 alone
 evaluates and saves); the others are in the next step then. Each says with its status how many collectives that code
 has called, if it *gives* the results of all, and if no tensor that replicas share has changed since the code began. If
 all say the same number, and no lost rank had asked for the next step, Restore says that targets run the code, and names
-no collective. Ranks that are to finish the step first run that code after it, if the others called none there. A
-replacement is given all results, and then takes the next step with the others, who go back to the beginning of it. If
-the replacement calls another collective than they did, it fails, and the recovery begins again.
+no collective. Ranks that still wait in one of it, and those that are to finish the step first, are given what they
+lack. A replacement is given all results, and then takes the next step with the others, who go back to the beginning of
+it. If a rank that is given results calls another collective than they did, it fails, and the recovery begins again.
 
 **Ranks go on alone** otherwise, each with its own value; it doubts the bits, and says so with its status (or with
 Restored, if it finishes the step only after the decision). A rank that has come to its next step has completed every

@@ -105,6 +105,7 @@ def test_ranks_wait_in_an_evaluation_until_a_replacement_comes_to_it(name: str, 
         ("reduces_by_batch", 1, "        history.append("),  # the others go on to the next step
         ("evaluates_through_wrapper", 1, "        sums[0] +="),
         ("evaluates_through_wrapper", 0, "    spread = output.std()"),  # while three of its collectives are under way
+        ("stops_by_broadcast", 1, "        dist.broadcast(decision"),  # rank 3 gets it from rank 1, and rank 2 has it
         ("rank_zero_evaluates", 0, "            x = x + 0.01"),
         ("rank_zero_evaluates", 0, "                best, best_weights"),
     ],

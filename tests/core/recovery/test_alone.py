@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from relight.core.protocol.events import Stopped
-from relight.core.recovery.alone import all_have_run, follow_one, where_all_meet
+from relight.core.recovery.alone import follow_one, where_all_meet
 from relight.core.recovery.decision import Decision, decide
 from relight.core.recovery.shards import Shards
 from tests.core.recovery.test_decision import blank, ready, stopped
@@ -64,57 +64,43 @@ def coming(rank: int) -> Stopped:
     return msgspec.structs.replace(ready(rank), comes=True)
 
 
-@pytest.mark.parametrize(
-    ("reports", "gone_on", "number"),
-    [
-        ((waiting(0), blank(1), waiting(2)), False, 1),
-        ((waiting(0), blank(1), waiting(2)), True, 0),  # the lost rank had run that code
-        ((waiting(0), blank(1), stopped(2)), False, 0),  # rank 2 has completed the collective
-        ((waiting(0, BASE + 1), blank(1), ready(2)), False, 1),  # rank 2 comes to it once it has finished
-        ((ready(0), blank(1), ready(2)), False, 0),  # whether the code has a collective is not known
-        ((coming(0), blank(1), coming(2)), False, 1),
-        ((coming(0), blank(1), ready(2)), False, 0),
-        ((blank(0), waiting(1)), False, 1),
-        ((waiting(0, at=3), blank(1), waiting(2, at=3)), False, 3),  # all have the results of two others
-        ((waiting(0, at=2), blank(1), waiting(2)), False, 0),  # rank 2 lacks a result
-        ((waiting(0, BASE + 1, at=2), blank(1), ready(2)), False, 0),  # no rank that finishes has any
-    ],
-)
-def test_all_meet_in_a_collective_if_each_rank_waits_there_or_comes_to_it(
-    reports: tuple[Stopped, ...],
-    gone_on: bool,
-    number: int,
-) -> None:
-    private = {report.rank: {BASE, BASE + 1} for report in reports if report.blank}
-    decision = decide(reports, private, len(reports))
-    assert isinstance(decision, Decision)
-    assert where_all_meet(decision, reports, gone_on) == number
-
-
 def giving(rank: int, results: int, version: int = BASE) -> Stopped:
     return msgspec.structs.replace(stopped(rank, version), gives=results)
 
 
 @pytest.mark.parametrize(
-    ("reports", "gone_on", "runs"),
+    ("reports", "meeting"),
     [
-        ((giving(0, 2), blank(1), giving(2, 2)), False, True),
-        ((giving(0, 0), blank(1), giving(2, 0)), False, True),  # code without collectives
-        ((giving(0, 2), blank(1), giving(2, 2)), True, False),  # the lost rank had run that code
-        ((giving(0, 2), blank(1), giving(2, -1)), False, False),  # rank 2 has changed the state, or lacks a result
-        ((giving(0, 2), blank(1), waiting(2, at=2)), False, False),
-        ((giving(0, 2), blank(1), giving(2, 1)), False, False),
-        ((giving(0, 2, BASE + 1), blank(1), ready(2)), False, False),  # rank 2 has not come to that code
-        ((giving(0, 0, BASE + 1), blank(1), ready(2)), False, True),  # it runs it once it has finished
-        ((ready(0), blank(1), ready(2)), False, False),
+        # All wait in one collective, or come to the first one.
+        ((waiting(0), blank(1), waiting(2)), (1, (), (0, 2))),
+        ((waiting(0, BASE + 1), blank(1), ready(2)), (1, (), (0,))),  # rank 2 comes to it once it has finished
+        ((ready(0), blank(1), ready(2)), None),  # whether the code has a collective is not known
+        ((coming(0), blank(1), coming(2)), (1, (), (0, 2))),
+        ((coming(0), blank(1), ready(2)), None),
+        ((blank(0), waiting(1)), (1, (), (1,))),
+        ((waiting(0, at=3), blank(1), waiting(2, at=3)), (3, (), (0, 2))),
+        # Some lack results that others have.
+        ((waiting(0, at=3), blank(1), waiting(2)), (3, (2,), (0,))),
+        ((waiting(0, BASE + 1, at=2), blank(1), ready(2)), (2, (2,), (0,))),
+        ((waiting(0), blank(1), stopped(2)), None),  # rank 2 has completed the collective, and cannot give its result
+        # All have run that code.
+        ((giving(0, 2), blank(1), giving(2, 2)), (0, (), (0, 2))),
+        ((giving(0, 0), blank(1), giving(2, 0)), (0, (), (0, 2))),  # code without collectives
+        ((giving(0, 2), blank(1), giving(2, -1)), None),  # rank 2 has changed the state, or lacks a result
+        ((giving(0, 2), blank(1), giving(2, 1)), None),
+        ((giving(0, 0, BASE + 1), blank(1), ready(2)), (0, (), (0,))),  # rank 2 runs it once it has finished
+        # Some have run it, and others wait or come.
+        ((giving(0, 2), blank(1), waiting(2, at=2)), (0, (2,), (0,))),
+        ((giving(0, 2), blank(1), waiting(2, at=3)), None),  # rank 0 has called no third one
+        ((giving(0, 2, BASE + 1), blank(1), ready(2)), (0, (2,), (0,))),
+        ((giving(0, -1), blank(1), waiting(2)), None),
     ],
 )
-def test_a_replacement_runs_code_that_all_others_have_run_and_give_the_results_of(
-    reports: tuple[Stopped, ...],
-    gone_on: bool,
-    runs: bool,
+def test_a_replacement_that_runs_the_code_before_a_step_meets_all_others(
+    reports: tuple[Stopped, ...], meeting: tuple[int, tuple[int, ...], tuple[int, ...]] | None
 ) -> None:
     private = {report.rank: {BASE, BASE + 1} for report in reports if report.blank}
     decision = decide(reports, private, len(reports))
     assert isinstance(decision, Decision)
-    assert all_have_run(decision, reports, gone_on) is runs
+    assert where_all_meet(decision, reports, gone_on=False) == meeting
+    assert where_all_meet(decision, reports, gone_on=True) is None  # the lost rank had run that code

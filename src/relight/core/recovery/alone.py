@@ -1,12 +1,13 @@
 """A collective between two steps that a recovery cuts: ranks wait in it for a replacement, or go on alone.
 
-Code between two steps cannot be repeated, but a replacement can run it, if all others still wait in the same collective
-of it: they give it the results of earlier ones. Where ranks go on alone instead, each has its own value of the
+Code between two steps cannot be repeated, but a replacement can run it, while the others wait in a collective of it:
+they give it the results of earlier ones. Where ranks go on alone instead, each has its own value of the
 collective, and the state that the code has left may differ by rank. A rank that has reached its next step has completed
 all of these collectives, so its state is that of an undisturbed run. Pure.
 """
 
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,36 +16,47 @@ from relight.core.recovery.decision import Decision, Halt
 from relight.core.recovery.shards import Shards
 
 
-def where_all_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> int:
-    """Return the number of the collective between two steps in which all ranks can meet; 0: there is none.
+class Meeting(NamedTuple):
+    """The place where a replacement that runs the code between two steps comes to the other ranks."""
 
-    Some wait there, or all come to the first one, if that code calls any.
+    at: int  # the number of the collective in which they wait; 0: they have run all of that code
+    given: tuple[int, ...]  # ranks that wait in an earlier one
+    sources: tuple[int, ...]  # ranks that have the results of all before it
+
+
+def where_all_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> Meeting | None:
+    """Return where all ranks can meet, if a replacement runs the code before the target version; None: nowhere.
+
+    In the collective of the highest number in which a rank waits, or in the next step, if a rank has run that code to
+    its end. Ranks that have completed fewer collectives (a broadcast ends on its source first) are given the results
+    that they lack, and so are those that are to finish the step, and come to that code only then. If no rank has begun
+    it, all come to its first collective, if it calls any.
 
     Args:
         decision: of the rule that knows nothing of this.
         reports: those it rests on.
         gone_on: a lost rank had completed that code, so that its replacement must not run it again.
     """
-    held = [report for report in reports if report.rank not in decision.targets]  # targets run all of that code
-    waiting = [report for report in held if report.rank not in decision.finishers]
-    numbers = {report.at_collective if report.version == decision.target else 0 for report in waiting}
-    if gone_on or len(numbers) > 1:
-        return 0
-    number = numbers.pop() if numbers else int(all(report.comes for report in held))
-    return 0 if number > 1 and decision.finishers else number  # finishers have completed none
-
-
-def all_have_run(decision: Decision, reports: Sequence[Stopped], gone_on: bool) -> bool:
-    """Return whether a replacement can run the code before the target version with results that all others have.
-
-    They have run that code to its end. Ranks that are to finish the step run it after that: only if it calls no
-    collective, since none of theirs has a result. Args: see `where_all_meet`.
-    """
-    later = {*decision.targets, *decision.finishers}
-    held = [report for report in reports if report.rank not in later]
-    given = {report.gives if report.version == decision.target else -1 for report in held}
-    number = given.pop() if len(given) == 1 else -1
-    return not gone_on and (number == 0 if decision.finishers else number >= 0)
+    later = {*decision.targets, *decision.finishers}  # these run all of that code
+    begun = [report for report in reports if report.rank not in later]
+    ended = [report for report in begun if not report.at_collective]
+    if gone_on or any(report.version != decision.target for report in begun):
+        return None
+    number = max((report.at_collective for report in begun), default=0)
+    if not begun:
+        comes = all(report.comes for report in reports if report.rank not in decision.targets)
+        return Meeting(1, (), decision.sources) if comes else None
+    if ended:
+        results = {report.gives for report in ended}
+        if len(results) > 1 or max(results) < number:  # that is unlike each other, or unknown
+            return None
+        at, completed = 0, results.pop()
+    else:
+        at, completed = number, number - 1
+    lacking = [report.rank for report in begun if 0 < report.at_collective <= completed]
+    lacking += decision.finishers if completed else ()
+    sources = tuple(report.rank for report in begun if report.rank not in lacking)
+    return Meeting(at, tuple(sorted(lacking)), sources)
 
 
 def follow_one(

@@ -25,6 +25,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     recalled: tuple[int, ...] = ()  # targets that get what their own rank once held, and no copy of another's
     runs_code: bool = False  # as in Restore
     meets_at: int = 0  # the same
+    given: tuple[int, ...] = ()  # the same
 
 
 def describe_target(direction: str, target: int) -> str:

@@ -10,7 +10,7 @@ from relight.core.membership.recent import Recent
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Command, FallbackTier, Notice, Restore, Source
 from relight.core.protocol.position import Phase
-from relight.core.recovery.alone import all_have_run, follow_one, where_all_meet
+from relight.core.recovery.alone import Meeting, follow_one, where_all_meet
 from relight.core.recovery.decision import Decision, Halt, decide, derived_ranks, describe_target
 from relight.core.recovery.fallback import (
     FallbackPlan,
@@ -44,7 +44,7 @@ class Deciding:
         decision = self._choose(reports)
         if isinstance(decision, Halt) or self._distrusts_replicas(reports):
             return False
-        return self._where_all_meet(decision, reports) > 0
+        return self._where_all_meet(decision, reports) is not None
 
     def decide(self, now: float) -> list[Command]:
         """Order the restore that the reports allow, or end the job."""
@@ -58,10 +58,11 @@ class Deciding:
         if isinstance(decision, Halt):
             return job.end(f"{decision.reason}. {job.advice()}", now, job.last_traceback())
         is_wanted = decision.targets or any(report.at_collective for report in reports)
-        meets_at = self._where_all_meet(decision, reports) if is_wanted else 0
-        has_run = bool(decision.targets) and all_have_run(decision, reports, self._must_not_run(decision.target))
-        runs_code = meets_at > 0 or has_run
-        self._begin_restore(msgspec.structs.replace(decision, runs_code=runs_code, meets_at=meets_at), now)
+        if is_wanted and (meeting := self._where_all_meet(decision, reports)) is not None:
+            decision = msgspec.structs.replace(
+                decision, runs_code=True, meets_at=meeting.at, given=meeting.given, sources=meeting.sources
+            )
+        self._begin_restore(decision, now)
         served = {r.rank: self._source(r) for r in reports}
         if decision.target in self._begun_steps(reports, held):
             self._starts.add(decision.target)
@@ -76,8 +77,9 @@ class Deciding:
                 history=self._history,
                 distrust=job.fallback.differed_at,
                 keep=self._worth_keeping(reports),
-                runs_code=runs_code,
-                meets_at=meets_at,
+                runs_code=decision.runs_code,
+                meets_at=decision.meets_at,
+                given=decision.given,
                 why=f"{describe_target(decision.direction, decision.target)}: {decision.reason}",
             )
         ]
@@ -97,7 +99,7 @@ class Deciding:
         chosen = self._follow(decide(reports, known, job.settings.world_size), reports)
         return require_every_part(chosen, job.shards)
 
-    def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> int:
+    def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> Meeting | None:
         return where_all_meet(decision, reports, self._must_not_run(decision.target))
 
     def _must_not_run(self, target: int) -> bool:
@@ -190,7 +192,8 @@ class Deciding:
 
         Without a target none is needed, but they are named all the same while they are few: that costs nothing.
         """
-        count = min(MAX_SOURCES, MAX_SOURCES_PER_TARGET * max(1, len(decision.targets)))
+        asking = len(decision.targets) + len(decision.given)
+        count = min(MAX_SOURCES, MAX_SOURCES_PER_TARGET * max(1, asking))
         if len(decision.sources) <= count:
             return decision.sources
         held = self._job.members.by_rank()

@@ -145,6 +145,10 @@ class Copy(Action, frozen=True):
     """Copy the target version from a replica or from a reader of the checkpoint, over what is here."""
 
 
+class TakeResults(Action, frozen=True):
+    """Get from another rank what the collectives between two steps gave that this rank has not completed."""
+
+
 class Offer(Action, frozen=True):
     """Serve this rank's state to those that copy."""
 

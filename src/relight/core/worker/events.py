@@ -133,6 +133,10 @@ class StateTaken(_Event, frozen=True):
     until: int
 
 
+class ResultsTaken(_Event, frozen=True):
+    """The results of collectives that this rank has not completed, and another one has, are in this process."""
+
+
 class SnapshotMissing(_Event, frozen=True):
     """This rank has no snapshot of the target version in its own memory."""
 
@@ -178,6 +182,7 @@ Event = (
     | Ordered
     | StepLeft
     | StateTaken
+    | ResultsTaken
     | SnapshotMissing
     | GroupsFormed
     | RestoreFailed

@@ -65,7 +65,8 @@ def _may_wait(worker: "Worker") -> bool:
     """Return whether a rank in a collective between two steps waits for others; by the decision, if it is here."""
     if worker.order is None:
         return not worker.go_alone
-    return isinstance(worker.order, Restore) and worker.order.meets_at > 0
+    order = worker.order
+    return isinstance(order, Restore) and (order.meets_at > 0 or worker.rank in order.given)
 
 
 def on_superseded(worker: "Worker", event: ev.Ordered) -> act.Actions:  # noqa: ARG001
@@ -129,18 +130,33 @@ def obey(worker: "Worker", order: Restore | Save) -> act.Actions:
     if worker.rank in order.targets:
         worker.state = State.COPYING
         return (*begin, *_give_up_own(worker), act.Copy())
-    has_run_all = order.meets_at == 1 and worker.gives == 0  # it has finished the step, and that code calls none
-    if order.meets_at and worker.at_collective != order.meets_at and not has_run_all:
-        where = f"collective {order.meets_at} of the code between two steps"
-        return (*begin, *fail(worker, f"rank {worker.rank} came to {worker.at_collective or 'none'}, not to {where}"))
+    if why := _hinders(worker, order):
+        return (*begin, *fail(worker, f"rank {worker.rank} {why}"))
+    if worker.rank in order.given:
+        worker.state = State.COPYING
+        return (*begin, act.RollBack(), act.TakeResults())
+    worker.state = State.FORMING
+    offer = (act.Offer(),) if order.targets or order.given else ()
+    return (*begin, act.RollBack(), *offer, *_FORM)
+
+
+def _hinders(worker: "Worker", order: Restore) -> str:
+    """Return the reason why this rank cannot go on from its own state as it is ordered, or an empty string."""
+    at = worker.at_collective
+    if worker.rank in order.given:
+        is_there = at > 0 and (at < order.meets_at or not order.meets_at)
+    else:
+        has_run_all = order.meets_at == 1 and worker.gives == 0  # it has finished the step, and that code calls none
+        is_there = at == order.meets_at or has_run_all
+    if order.runs_code and not is_there:
+        meeting = f"collective {order.meets_at}" if order.meets_at else "the end"
+        return f"came to {f'collective {at}' if at else 'none'}, not to {meeting} of the code between two steps"
     if worker.version != order.target:
-        return (*begin, *fail(worker, f"rank {worker.rank} is at version {worker.version}, not {order.target}"))
+        return f"is at version {worker.version}, not {order.target}"
     if not worker.is_intact:
         why = "it holds nothing whole" if worker.blank else "its step was interrupted where it could not be undone"
-        return (*begin, *fail(worker, f"rank {worker.rank} is to go on from its own state, but {why}"))
-    worker.state = State.FORMING
-    offer = (act.Offer(),) if order.targets else ()
-    return (*begin, act.RollBack(), *offer, *_FORM)
+        return f"is to go on from its own state, but {why}"
+    return ""
 
 
 def _give_up_own(worker: "Worker") -> act.Actions:
@@ -198,6 +214,12 @@ def on_taken(worker: "Worker", event: ev.StateTaken) -> act.Actions:
     reads = isinstance(order, Restore) and order.tier is FallbackTier.CHECKPOINT and worker.rank not in order.targets
     offer = (act.Offer(),) if reads else ()
     return (*_CLAIM, *offer, *_FORM)
+
+
+def on_results_taken(worker: "Worker", event: ev.ResultsTaken) -> act.Actions:  # noqa: ARG001
+    """Form the new group with the others: the collective in which they wait is the one that is called next there."""
+    worker.state = State.FORMING
+    return _FORM
 
 
 def fail(worker: "Worker", evidence: str) -> act.Actions:

@@ -63,6 +63,7 @@ TABLE: Table = {
     ev.StepLeft: _in((*_TRAINING, State.ORDERED), recovery.on_step_left),
     ev.SnapshotMissing: {State.COPYING: recovery.on_snapshot_missing},
     ev.StateTaken: {State.COPYING: recovery.on_taken},
+    ev.ResultsTaken: {State.COPYING: recovery.on_results_taken},
     ev.GroupsFormed: {State.FORMING: recovery.on_formed},
     ev.RestoreFailed: _in((State.COPYING, State.FORMING), recovery.on_restore_failed),
     ev.PartSaved: {State.SAVING: recovery.on_saved},

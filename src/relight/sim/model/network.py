@@ -141,7 +141,7 @@ class Rendezvous:
 class Copying:
     """A copy on its way into a target, from a source's restore server."""
 
-    __slots__ = ("failed", "generation", "of", "saved", "sending", "source", "state", "version")
+    __slots__ = ("failed", "generation", "of", "results", "saved", "sending", "source", "state", "version")
 
     def __init__(self, source: str, generation: int, version: int, of: int = -1) -> None:
         self.source = source  # a process
@@ -150,6 +150,7 @@ class Copying:
         self.of = of  # the rank whose snapshot is meant; -1: the source's own state, as it stands
         self.sending = False
         self.state: State | None = None
+        self.results = 0  # of the collectives after that state which the source has completed
         self.saved: Saved | None = None  # the snapshot, if one was meant
         self.failed = ""
 
@@ -162,9 +163,9 @@ class Copying:
         """Return a copy that can take another course."""
         twin = Copying(self.source, self.generation, self.version, self.of)
         twin.sending, twin.state, twin.failed = self.sending, self.state, self.failed
-        twin.saved = self.saved
+        twin.results, twin.saved = self.results, self.saved
         return twin
 
     def key(self) -> Hashable:
         """A key of all that the future of this copy depends on."""
-        return self.source, self.generation, self.version, self.sending, self.state, self.failed
+        return self.source, self.generation, self.version, self.sending, self.state, self.results, self.failed

@@ -1,8 +1,8 @@
 """Bugs planted into the rule, the controller, the detector and the worker: the simulation must find each.
 
-Each is a published variant, that loses in docs/PROTOCOL.md, that this project once had, or that is
-easily written; sim/planted has them. Nothing in production code knows of them: they replace a function or override a
-method. For those in the worker, it is the model of the worker that is changed.
+Each is a published variant, that loses in docs/PROTOCOL.md, that this project once had, or that is easily written;
+sim/planted has them. Nothing in production code knows of them: they replace a function or override a method. For those
+in the worker, it is the model of the worker that is changed.
 """
 
 import functools
@@ -142,21 +142,18 @@ class Mutation:
         return None
 
 
+_KILLS = (Action.KILL,)
 # Where a second death finds ranks on their way down.
 _WHILE_SHARING = ("BARRIER", "AFTER_STEP", "SHARE", "OUTSIDE", "OPTIMIZER")
 # Code between two steps calls a collective, which a death cuts short.
-_sharing = functools.partial(
-    Mutation, within=200, actions=(Action.KILL,), points=_WHILE_SHARING, shapes=("shared-after",)
-)
+_sharing = functools.partial(Mutation, within=200, actions=_KILLS, points=_WHILE_SHARING, shapes=("shared-after",))
 # The same, and ranks can wait in that collective.
-_waiting = functools.partial(
-    Mutation, within=500, actions=(Action.KILL,), points=_WHILE_SHARING, shapes=("waits-after",)
-)
+_waiting = functools.partial(Mutation, within=500, actions=_KILLS, points=_WHILE_SHARING, shapes=("waits-after",))
 # A step changes a buffer for the first time, on some ranks.
 _agreeing = functools.partial(
     Mutation,
     within=200,
-    actions=(Action.KILL,),
+    actions=_KILLS,
     points=("READY", "BARRIER", "AGREE"),
     shapes=("one", "new-buffer", "one", "new-buffers"),
 )
@@ -292,7 +289,7 @@ MUTATIONS = (
         "undone-snapshots-kept",
         20000,
         worker=executions.KeepsWhatIsUndone,
-        actions=(Action.KILL,),
+        actions=_KILLS,
         points=_WHILE_FALLING_BACK,
         fallback=True,
     ),
@@ -300,7 +297,7 @@ MUTATIONS = (
         "histories-mixed",
         20000,
         worker=executions.MixesHistoriesOnDisk,
-        actions=(Action.KILL,),
+        actions=_KILLS,
         points=_WHILE_FALLING_BACK,
         fallback=True,
     ),
@@ -319,7 +316,7 @@ MUTATIONS = (
         "one-is-a-majority",
         5000,
         controller=fallbacks.TakesOneRankForAMajority,
-        actions=(Action.KILL,),
+        actions=_KILLS,
         points=("FORWARD", "RESTORED", "OBEY"),
         flips=True,
     ),
@@ -361,7 +358,7 @@ MUTATIONS = (
         "torn-is-called-blank",
         2000,
         decisions=workers.IsCalledBlankOnceItCopies,
-        actions=(Action.KILL,),
+        actions=_KILLS,
         points=("EXTRA", "COPY", "OBEY", "PARKED"),
         writes=True,
     ),
@@ -387,6 +384,7 @@ MUTATIONS = (
     _waiting("code-skipped", decisions=sharing.SkipsTheCode),
     _waiting("waits-in-any-case", decisions=sharing.WaitsInAnyCase),
     _waiting("says-the-first", decisions=sharing.SaysTheFirst, shapes=("waits-twice",)),
+    _waiting("any-source-gives", controller=sharing.AnySourceGives, shapes=("waits-twice",)),
     _agreeing("agreed-after-barrier", worker=agreeing.AgreesAfterTheBarrier),
     _agreeing("prepared-while-agreeing", decisions=agreeing.StaysPreparedWhileRanksAgree),
     _agreeing("undone-private-kept", within=20_000, worker=agreeing.KeepsWhatAnUndoneAttemptKept),

@@ -7,6 +7,7 @@ import msgspec
 
 from relight.core.protocol import events as ev
 from relight.core.protocol.commands import Stop
+from relight.core.recovery.alone import Meeting
 from relight.core.recovery.decision import Decision, Halt
 from relight.core.stages.deciding import Deciding
 from relight.core.worker import actions as act
@@ -37,8 +38,17 @@ class FollowsAnyone(Deciding):
 class MeetsWithoutAll(Deciding):
     """Ranks that wait in a collective go on waiting, though another one has completed it and does not come again."""
 
-    def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> int:  # noqa: ARG002
-        return max(report.at_collective for report in reports)
+    def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> Meeting | None:
+        number = max(report.at_collective for report in reports)
+        return Meeting(number, (), decision.sources) if number else None
+
+
+class AnySourceGives(Deciding):
+    """Results of collectives come from any rank, also from one that has completed fewer of them."""
+
+    def _where_all_meet(self, decision: Decision, reports: Sequence[ev.Stopped]) -> Meeting | None:
+        meeting = super()._where_all_meet(decision, reports)
+        return None if meeting is None else meeting._replace(sources=decision.sources)
 
 
 class RunsCodeTwice(Deciding):

@@ -135,7 +135,7 @@ class Describer:
 
     def _copying(self, copying: Copying) -> Hashable:
         asked, failed = bool(copying.source), bool(copying.failed)
-        return asked, copying.generation, copying.version, copying.sending, copying.state, failed
+        return asked, copying.generation, copying.version, copying.sending, copying.state, copying.results, failed
 
     def _page_of_the_dead(self, worker: SimulatedWorker) -> Hashable:
         return worker.page.phase, worker.page.version, self._kept(worker.page, worker.rank)
@@ -154,7 +154,7 @@ class Describer:
             return None
         if isinstance(order, Restore):
             serves = worker.rank in [source.rank for source in order.sources]
-            copies = bool(order.targets), worker.rank in order.targets
+            copies = bool(order.targets), worker.rank in order.targets, _given(order, worker.rank)
             return "Restore", order.generation, order.target, *copies, serves, order.runs_code, order.meets_at
         return type(order).__name__, getattr(order, "generation", 0)
 
@@ -189,11 +189,15 @@ def _told(message: Any, rank: int, predecessors: tuple[str, ...]) -> Hashable:
         return "CopyPrivate", predecessors.index(message.source) if known else message.source, message.version
     if isinstance(message, Restore):
         serves = rank in [source.rank for source in message.sources]
-        copies = rank in message.targets
-        return "Restore", message.generation, message.target, copies, serves, message.runs_code, message.meets_at
+        copies = rank in message.targets, _given(message, rank)
+        return "Restore", message.generation, message.target, *copies, serves, message.runs_code, message.meets_at
     if isinstance(message, Assign):
         return "Assign", message.generation
     return _said(message)
+
+
+def _given(order: Restore, rank: int) -> Hashable:
+    return bool(order.given), rank in order.given
 
 
 # --- the controller -----------------------------------------------------------------------------------------------

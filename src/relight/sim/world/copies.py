@@ -59,7 +59,7 @@ def arrive(world: "World", process: str) -> None:
         _hand_over_snapshot(source, copying)
         target.poke()
     elif source.offer is not None:
-        copying.state = source.offer[1]
+        _, copying.state, copying.results = source.offer
         target.poke()
 
 

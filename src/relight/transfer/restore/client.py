@@ -105,6 +105,12 @@ class RestoreClient:
                 raise RestoreError("cancelled: a newer generation was opened") from error
             raise
 
+    def fetch_meta(self, generation: int, version: int, address: Address) -> dict[str, Any]:
+        """Return the meta data of a source's header, without a tensor. Raises RestoreError as `fetch`."""
+        with contextlib.ExitStack() as stack:
+            link = self._ask(stack, address, Request(generation, version, part=0, parts=1, only_meta=True))
+            return self._header(link, generation, version).meta
+
     def _fetch(
         self,
         generation: int,

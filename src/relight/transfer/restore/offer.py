@@ -21,6 +21,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     part: int
     parts: int
     of: int = -1  # the rank whose snapshot is wanted; -1: the source's own state, as it is on offer
+    only_meta: bool = False  # no bucket is wanted
 
 
 class Header(msgspec.Struct, frozen=True, tag=True):

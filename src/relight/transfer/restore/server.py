@@ -130,7 +130,7 @@ class RestoreServer:
                 link.send(closed)
                 return
             link.send(msgspec.structs.replace(offer.header, generation=request.generation))
-            mine = part_of(offer.buckets, request.part, request.parts)
+            mine = [] if request.only_meta else part_of(offer.buckets, request.part, request.parts)
             planned = self._halfway if request.part == 0 and request.of < 0 else None
             if mine:
                 _send_part(link, offer, mine, Halfway(mine, planned))

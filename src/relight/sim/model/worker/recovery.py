@@ -129,7 +129,9 @@ def _roll_back(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
 def _offer(worker: "Worker", action: act.Action) -> None:  # noqa: ARG001
     restore = order_of(worker)
     if not worker.machine.is_superseded or restore.tier is FallbackTier.CHECKPOINT:
-        worker.offer = (restore.generation, worker.state)
+        machine = worker.machine
+        results = machine.at_collective - 1 if machine.at_collective else max(machine.gives, 0)
+        worker.offer = (restore.generation, worker.state, results)
         worker.world.offered(worker)
 
 
@@ -176,16 +178,16 @@ def _on_resume(worker: "Worker") -> None:
     if worker.machine.is_superseded:
         _supersede(worker)
         return
-    order = order_of(worker)
     was_waiting = worker.machine.at_collective
+    if worker.rank in order_of(worker).given:
+        assert worker.copying is not None
+        worker.shared = worker.copying.results
     worker.feed(happened.Ordered())
     confirm(worker, worker.state.version)
-    if worker.machine.runs_code:
-        script = worker.world.pattern.script(worker.state.version - 1)
-        worker.shared = order.meets_at - 1 if order.meets_at else script.shares_after  # results came with the copy
     if was_waiting or worker.machine.runs_code:
         share(worker)
     else:
+        worker.shared = 0
         worker.want_step()
 
 

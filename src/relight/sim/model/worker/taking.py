@@ -21,6 +21,14 @@ def _copy(worker: "Worker", action: act.Action) -> happened.Event | None:  # noq
         worker.world.checker.reads(worker, _lower(worker).disk.complete[restore.target])
     worker.world.checker.overwrites(worker)
     worker.page.torn = True
+    return _ask(worker, restore)
+
+
+def _take_results(worker: "Worker", action: act.Action) -> happened.Event | None:  # noqa: ARG001
+    return _ask(worker, order_of(worker))
+
+
+def _ask(worker: "Worker", restore: Restore) -> happened.Event | None:
     if worker.machine.is_superseded or not restore.sources:
         return happened.RestoreFailed("cancelled")
     source = worker.world.choose_source(worker, restore)
@@ -36,6 +44,8 @@ def _on_copied(worker: "Worker") -> None:
     assert worker.copying is not None
     if worker.copying.failed or worker.copying.state is None:
         fail(worker, worker.copying.failed)
+    elif worker.rank in order_of(worker).given:
+        worker.feed(happened.ResultsTaken())
     else:
         worker.go_to("TAKE_OVER")
 
@@ -62,6 +72,7 @@ def take_over(worker: "Worker") -> None:
     else:
         worker.world.checker.wrong.takes_private(worker.rank, target, private)
         worker.state, worker.private, worker.copying = copying.state, private, None
+        worker.shared = copying.results if restore.runs_code else 0
         worker.feed(_taken(worker))
 
 
@@ -169,6 +180,7 @@ POINTS: dict[str, Callable[["Worker"], None]] = {
 }
 CARRY_OUTS: dict[type[act.Action], Callable[..., happened.Event | None]] = {
     act.Copy: _copy,
+    act.TakeResults: _take_results,
     act.ClaimVersion: _claim_version,
     act.DiscardUndone: _discard_undone,
     act.ReadCheckpoint: _read_checkpoint,

@@ -76,7 +76,7 @@ class SimulatedWorker:
         self.meeting_generation = 0  # of the group it is forming; 0: none
         self.copying: Copying | None = None
         self.lower = world.make_tiers(self)  # below replicas; None: there is nothing
-        self.offer: tuple[int, State] | None = None  # (generation, state), by the restore server
+        self.offer: tuple[int, State, int] | None = None  # (generation, state, results of collectives after it)
         self.point = "START"
         self.todo: act.Actions = ()  # left to do after the pause at this point
         self.ticket = 0  # goes up whenever the main thread moves: what was planned for an older one is void

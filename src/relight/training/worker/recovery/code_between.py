@@ -119,12 +119,18 @@ class CodeBetween:
         return {**self._description, "given": encode_tree(given, "results of collectives") if given else b""}
 
     def take(self, meta: dict[str, Any], order: Restore) -> None:
-        """Take what `describe` returned on another rank, as a replacement by this order. Raises RestoreError."""
+        """Take what `describe` returned on another rank, as this order says. Raises RestoreError."""
         given = meta.get("given", b"") if order.runs_code else b""
-        self._to_give = [SharedResult(*one) for one in decode_tree(given)] if given else []
+        results = [SharedResult(*one) for one in decode_tree(given)] if given else []
+        if order.meets_at and len(results) != order.meets_at - 1:
+            raise RestoreError(f"results of {len(results)} collectives came, not of {order.meets_at - 1}")
+        completed = self._runtime.worker.at_collective - 1 if self._runtime.rank in order.given else 0
+        self._to_give = results[completed:]
         self._is_given_all = order.runs_code and not order.meets_at
-        if order.meets_at and len(self._to_give) != order.meets_at - 1:
-            raise RestoreError(f"results of {len(self._to_give)} collectives came, not of {order.meets_at - 1}")
+
+    def forget_given(self) -> None:
+        """Drop what was taken by an order that came to nothing."""
+        self._to_give, self._is_given_all = [], False
 
     # --- for process groups -----------------------------------------------------------------------------------------
     @property

@@ -91,6 +91,7 @@ class StateTaking:
             act.Offer: self._offer,
             act.KeepPrivateAnew: self._keep_private,
             act.Copy: self._copy,
+            act.TakeResults: self._take_results,
             act.DiscardUndone: self._discard_undone,
             act.RecallSnapshot: self._recall_snapshot,
             act.FetchSnapshot: self._fetch_snapshot,
@@ -117,6 +118,7 @@ class StateTaking:
         What an undone attempt has kept for the next version is withdrawn: the next one may agree on other buffers.
         """
         self._transaction.roll_back()
+        self._code_between.forget_given()
         self._runtime.page.withdraw_private(self._worker.version + 1)
         if not self._worker.at_collective:  # the code around it may read them
             self._state.gradients.clear()
@@ -173,6 +175,15 @@ class StateTaking:
         in_place = not written and _same_storage(self._state.replica.flat().tensors, fetched.tensors)
         work.copied_bytes, work.known = fetched.received_bytes, fetched.digests if in_place else {}
         return self._taken(meta)
+
+    def _take_results(self, action: act.TakeResults) -> happened.Event:  # noqa: ARG002
+        """Fetch what collectives have given, and nothing else, for code that this rank goes on to run."""
+        restore = self._order
+        sources = [Address(source.address, source.endpoint) for source in restore.sources]
+        address = choose_sources(sources, self._runtime.rank, 0, _is_here)[0]
+        client = self._runtime.restores.fetcher(restore.generation)
+        self._code_between.take(client.fetch_meta(restore.generation, restore.target, address), restore)
+        return happened.ResultsTaken()
 
     def _adopt(self, tree: Any, tensors: list[torch.Tensor], meta: dict[str, Any]) -> None:
         self._rank_values.note_built()
