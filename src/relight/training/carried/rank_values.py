@@ -5,8 +5,8 @@ the last rank's value in it, also when it takes another rank. And a process that
 (the script's own checkpoint). The ranks therefore compare, once, what their loops can reach and steps do not change. A
 replacement whose value is the last rank's, and not that of the rank it takes, takes that rank's; so does one whose
 value is not that of all ranks. Numbers are set, and texts, paths, and small tensors and containers of numbers and texts
-that are equal on all ranks; small tensors, arrays and containers in which ranks differ are carried with each step, as
-variables are that steps change. Other values are doubted. Values that differ from process to process (a time) stay as
+that are equal on all ranks; small tensors, arrays and containers, texts, paths and ranges in which ranks differ are
+carried with each step, as variables are that steps change. Other values are doubted. Values that differ from process to process (a time) stay as
 they are.
 
 All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall into slots by their hashes; the few slots
@@ -164,7 +164,8 @@ class RankValues:
         for one in (one for number in slots for one in own.get(number, [])):
             is_new = _is_carried(one.value) and key_of(one.place) not in self._catalog.kept
             size = _size_of(one.value, left) if is_new else None
-            if size is not None and (kept := self._catalog.keep(one.place, seen=True)) is not None:
+            feeds = not _words_of(one.value)  # a text names files, mostly: a host that is lost takes little with it
+            if size is not None and (kept := self._catalog.keep(one.place, feeds=feeds, seen=True)) is not None:
                 kept.mark = self._catalog.mark_of(one.value, kept)  # the step under way began with it
                 left -= size
                 has_kept = True
@@ -275,7 +276,8 @@ class RankValues:
 def _is_carried(value: Any) -> bool:
     """Return whether a value that differs between ranks is written down with each step's private state."""
     kind = kind_of(value)
-    return kind in ("tensor", "array", "number", "generator") or (kind in _DATA and len(value) <= _FEW)
+    is_single = kind in ("tensor", "array", "number", "generator") or type(value) in (str, _PATH, range)
+    return is_single or (kind in _DATA and len(value) <= _FEW)
 
 
 def _size_of(value: Any, most: int) -> int | None:
@@ -287,7 +289,7 @@ def _size_of(value: Any, most: int) -> int | None:
 
 def _matters(value: Any) -> bool:
     """Return whether a difference in a value may change what steps compute."""
-    return kind_of(value) in (*_DATA, "number", "generator") or isinstance(value, (bool, int, float, str, range))
+    return kind_of(value) in (*_DATA, "number", "generator") or isinstance(value, (bool, int, float, str, range, _PATH))
 
 
 def _together(found: Sequence[_Found]) -> int:
