@@ -83,7 +83,7 @@ class EpochLoop:
         return self._offer(self._steps)
 
     def _offer(self, steps: Iterator[Step]) -> Iterator[Step]:
-        offered = -1
+        offered, worker = -1, self._parts.runtime.worker  # its `until` is that of the job, also in a late replacement
         for step in steps:
             if step.committed:
                 self._tell(sys._getframe(1), step.number // self._length)
@@ -94,18 +94,18 @@ class EpochLoop:
             offered = step.number
             yield step
             after = step.number + 1
-            if step.committed and after % self._length == 0 and after < self._until:
+            if step.committed and after % self._length == 0 and after < worker.until:
                 self._end_steps()
                 return
         self._turn, self._is_over = _AFTER, True
-        if self._parts.runtime.worker.version < self._until:  # the others have run the code that ends training early
+        if worker.version < worker.until:  # the others have run the code that ends training early
             self._parts.runtime.notices.doubt(
                 f"rank {self._parts.runtime.rank} was lost when the script left its loop of epochs: its replacement "
                 "ended without running the code after the loop"
             )
             raise SystemExit(0)
         # A process that took a rank after the last step has been in no later epoch than the first.
-        self._tell(sys._getframe(1), (self._until - 1) // self._length)
+        self._tell(sys._getframe(1), (worker.until - 1) // self._length)
 
     def _end_steps(self) -> None:
         """Leave the loop of steps, for the code between two epochs."""
