@@ -20,25 +20,25 @@ Copies = dict[int, Any]  # of objects, by the id of what was copied
 
 
 def copied(value: Any, copies: Copies) -> Any:
-    """Return a copy of an optimizer's value, however deep tensors lie in it."""
+    """Return a copy of an optimizer's value, however deep tensors lie in it. Other threads may change containers."""
     kind: Any = type(value)
     if kind in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if kind is dict:
-        return {key: copied(member, copies) for key, member in value.items()}
+        return {key: copied(member, copies) for key, member in list(value.items())}
     if isinstance(value, (list, tuple)):
         return _sequence(kind, [copied(member, copies) for member in value])
     if isinstance(value, (set, bytearray)) or _is_array(value):
         return value.copy()
     if isinstance(value, dict):
         twin = copy.copy(value)
-        for key, member in value.items():
+        for key, member in list(twin.items()):
             twin[key] = copied(member, copies)
         return twin
     if isinstance(value, deque):
-        return kind((copied(member, copies) for member in value), value.maxlen)
+        return kind((copied(member, copies) for member in list(value)), value.maxlen)
     has_slots = dataclasses.is_dataclass(value) and not hasattr(value, "__dict__")
     if not (has_slots or is_own(value)):
         return value
@@ -127,7 +127,7 @@ def same_values(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return same_values(list(left.items()), list(right.items()))
     if isinstance(left, (list, tuple, deque)):
-        return len(left) == len(right) and all(map(same_values, left, right))
+        return len(left) == len(right) and all(map(same_values, list(left), list(right)))
     return bool(left == right if not isinstance(left, (float, complex)) else repr(left) == repr(right))
 
 
