@@ -70,6 +70,7 @@ class PlainStep:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.committed = error is None
+        self._training.version += self.committed
 
 
 class PlainTraining:
@@ -90,6 +91,7 @@ class PlainTraining:
         self._iterator: Iterator[Any] | None = None
         self._epoch = 0
         self._until = 0  # of the epoch under way
+        self._end = 0  # of all epochs
         self.version = 0
 
     def __getattr__(self, name: str) -> Any:  # carry, checkpoint, log_to, ...
@@ -97,16 +99,24 @@ class PlainTraining:
 
     def steps(self, until: int | None = None) -> Iterator[PlainStep]:
         """Offer them one after the other."""
-        while self.version < (until or self._until):
-            yield PlainStep(self, self.version)
-            self.version += 1
+        try:
+            while self.version < (until or self._until):
+                yield PlainStep(self, self.version)
+        finally:
+            if until or self._until == self._end:
+                self._seed_streams("after", self.version)
 
     def epochs(self, count: int, *, steps_per_epoch: int | None = None) -> Iterator[int]:
         """Offer epochs one after the other."""
         length = steps_per_epoch or self._steps_in_an_epoch()
-        for epoch in range(count):
-            self._until = (epoch + 1) * length
-            yield epoch
+        self._end = count * length
+        try:
+            for epoch in range(count):
+                self._until = (epoch + 1) * length
+                yield epoch
+        except GeneratorExit:
+            self._seed_streams("after", self.version)
+            raise
 
     def _steps_in_an_epoch(self) -> int:
         return -(-len(self._data) // self._accumulate)

@@ -89,6 +89,12 @@ class Batches:
         """Set the streams for code between the head of the loop and `with step`: a repeated step runs it again."""
         rng.seed_everything(self._seed, "turn", step, rank)
 
+    def begin_code_after(self, version: int, rank: int) -> None:
+        """Set the streams for code after the loop, which a replacement runs too: it lacks what the last step drew."""
+        if self._at_barrier is not None:
+            rng.put_back(self._at_barrier)
+        self._seed_streams("after", version, rank)
+
     def get(self, step: int, rank: int) -> Any:
         """The batch of `step`, with the streams set for its forward. The same one again in a redo."""
         self._draws_in_mode = sees_calls()
