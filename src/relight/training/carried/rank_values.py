@@ -4,10 +4,10 @@ A standby is built as the last rank. So a variable or attribute that was made fr
 the last rank's value in it, also when it takes another rank. And a process that starts later may find something else
 (the script's own checkpoint). The ranks therefore compare, once, what their loops can reach and steps do not change. A
 replacement whose value is the last rank's, and not that of the rank it takes, takes that rank's; so does one whose
-value is not that of all ranks. Numbers are set, and texts, paths, and small tensors and containers of numbers and texts
-that are equal on all ranks; small tensors, arrays and containers, texts, paths and ranges in which ranks differ are
-carried with each step, as variables are that steps change. Other values are doubted. Values that differ from process to process (a time) stay as
-they are.
+value is not that of all ranks. Numbers are set, and texts, paths, and small tensors and containers of numbers and
+texts that are equal on all ranks; small tensors, arrays and containers, texts, paths and ranges in which ranks differ
+are carried with each step, as variables are that steps change. Other values are doubted. Values that differ from
+process to process (a time) stay as they are.
 
 All values of a rank are compared in an all-reduce of `SLOTS` sums. Names fall into slots by their hashes; the few slots
 in which ranks differ are then gathered rank by rank.

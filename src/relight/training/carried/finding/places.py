@@ -50,6 +50,25 @@ def place_of(key: str) -> Place:
     return tuple(zip(parts[0::3], parts[1::3], parts[2::3], strict=True))
 
 
+def step_to_item(key: Any) -> tuple[str, str, str] | None:
+    """Return the step of a place to the item of a dict with this key; None: the key is another one in each process."""
+    if type(key) in (int, str):
+        return "item", type(key).__name__, str(key)
+    return ("item", "enum", _name_of_member(key)) if isinstance(key, enum.Enum) else None
+
+
+def _name_of_member(key: enum.Enum) -> str:
+    return f"{type(key).__qualname__}.{key._name_}"
+
+
+def _item(value: Any, kind: str, text: str) -> Spot | None:
+    """Return the item of a dict or list to which a step leads."""
+    if kind != "enum":
+        return DictSpot(value, int(text) if kind == "int" else text)
+    keys = (key for key in list(value) if isinstance(key, enum.Enum) and _name_of_member(key) == text)
+    return DictSpot(value, found) if (found := next(keys, None)) is not None else None
+
+
 def is_through_function(step: tuple[str, str, str]) -> bool:
     """Return whether a step of a place leads into a function, or the like."""
     return step[0] in _INTO_FUNCTIONS or step[:2] in _OF_FUNCTIONS
@@ -272,7 +291,7 @@ def _next(value: Any, kind: str, first: str, second: str) -> Spot | None:
     if kind == "contents":
         return contents_of(value)
     if kind == "item":
-        return DictSpot(value, int(second) if first == "int" else second)
+        return _item(value, first, second)
     if kind == "member":  # of a dictionary whose keys are others in each process
         members = list(value.values())
         return FixedSpot(members[int(first)]) if int(first) < len(members) else None

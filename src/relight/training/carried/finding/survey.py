@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from relight.script_files import is_script_file, is_script_module, is_user_type
 from relight.training.carried.code.refs import Place, is_added
 from relight.training.carried.finding.looks import Look
-from relight.training.carried.finding.places import Spots
+from relight.training.carried.finding.places import Spots, step_to_item
 from relight.training.carried.finding.spots.of_parts import (
     attributes_of_parts,
     hooks_of,
@@ -168,15 +168,15 @@ class Survey:
                 if len(place) > 1:  # code may not show that another one is assigned there
                     self.found[place] = self._mark.identity(value)
                 return
-            if len(value) > _FEW or (kind == "dict" and not all(type(key) in (int, str) for key, _ in items_of(value))):
+            steps = _steps_to_members(kind, value) if len(value) <= _FEW else None
+            if steps is None:
                 self.found[place] = self._mark.whole(value)
                 return
             self.found[place] = self._mark.members(value)
             self._seen.add(id(value))
             self.homes[id(value)] = place
-            pairs = items_of(value) if kind == "dict" else enumerate(members_in(kind, value))
-            for key, one in pairs:
-                self._look_later((*place, ("item", type(key).__name__, str(key))), one, depth + 1)
+            for step, one in steps:
+                self._look_later((*place, step), one, depth + 1)
             return
         self.found[place] = self._mark.contents(value)
 
@@ -337,6 +337,14 @@ def _inside_of(function: types.FunctionType) -> Iterator[tuple[tuple[str, str, s
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
             yield ("cell", name, ""), cell.cell_contents
+
+
+def _steps_to_members(kind: str, value: Any) -> list[tuple[tuple[str, str, str], Any]] | None:
+    """Return members of a container, with the steps of places to them; None: some have a key that is no name."""
+    if kind != "dict":
+        return [(("item", "int", str(index)), one) for index, one in enumerate(members_in(kind, value))]
+    found = [(step, one) for key, one in items_of(value) if (step := step_to_item(key)) is not None]
+    return found if len(found) == len(value) else None
 
 
 def _items(value: Any) -> Iterator[Any]:

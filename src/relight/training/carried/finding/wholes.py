@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from relight.training.carried.code.refs import Place
+from relight.training.carried.finding.places import step_to_item
 from relight.training.state.values.kinds import attributes_of, kind_of
 from relight.training.state.values.marks import DEEPEST, Mark
 
@@ -34,7 +35,7 @@ class Wholes:
             now, names = attributes_of(value), sorted(self._attributes.get(home, ()))
             return Mark("object", value, {name: part(("attribute", name, ""), now.get(name)) for name in names})
         if mark.kind == "members" and isinstance(value, dict):
-            parts = [(key, part(("item", type(key).__name__, str(key)), one)) for key, one in mark.saved]
+            parts = [(key, part(step, one)) for key, one in mark.saved if (step := step_to_item(key)) is not None]
             return Mark("dict", value, parts)
         if mark.kind == "members":
             return Mark(kind_of(value), value, [part(("item", "int", str(n)), one) for n, one in enumerate(mark.saved)])
