@@ -375,7 +375,7 @@ def check(
     original = make_batches(make(), accumulate, streams)
     original.start(0, 1)
     steps = list(train(original, 0, STEPS))
-    original.close()
+    original.close(1, 0)
     assert len({tuple(batch) for _, batch in steps}) == STEPS
     for start in starts:
         seed_globals(99)
@@ -385,7 +385,7 @@ def check(
         replacement.take_over(decode_tree(steps[start][0]), start, 1)
         found = [batch for _, batch in train(replacement, start, STEPS)]
         assert found == [batch for _, batch in steps[start:]]
-        replacement.close()
+        replacement.close(1, 0)
 
 
 @pytest.mark.parametrize("streams", ["step", "preserve"])

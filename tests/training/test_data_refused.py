@@ -142,7 +142,7 @@ def test_a_generator_that_the_script_uses_too_is_refused() -> None:
 def loop() -> Iterator[Batches]:
     batches = make_batches(lambda number: torch.full((2,), number))
     yield batches
-    batches.close()
+    batches.close(1, 0)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -191,7 +191,7 @@ def test_after_the_loop_the_script_reads_what_it_likes(loop: Batches) -> None:
     loop.start(0, 0)
     loop.get(0, 0)
     loop.done()
-    loop.close()
+    loop.close(1, 0)
     assert len(list(iterator)) == 10
 
 
@@ -205,7 +205,7 @@ def test_the_loader_of_the_training_may_be_read_by_the_script_too() -> None:
         assert first == list(range(4 * (step % 10), 4 * (step % 10) + 4))
         assert len(list(data)) == 10
         batches.done()
-    batches.close()
+    batches.close(1, 0)
 
 
 class Counted(torch.utils.data.Dataset[torch.Tensor]):

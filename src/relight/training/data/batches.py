@@ -89,12 +89,6 @@ class Batches:
         """Set the streams for code between the head of the loop and `with step`: a repeated step runs it again."""
         rng.seed_everything(self._seed, "turn", step, rank)
 
-    def begin_code_after(self, version: int, rank: int) -> None:
-        """Set the streams for code after the loop, which a replacement runs too: it lacks what the last step drew."""
-        if self._at_barrier is not None:
-            rng.put_back(self._at_barrier)
-        self._seed_streams("after", version, rank)
-
     def get(self, step: int, rank: int) -> Any:
         """The batch of `step`, with the streams set for its forward. The same one again in a redo."""
         self._draws_in_mode = sees_calls()
@@ -139,9 +133,15 @@ class Batches:
         self._sizes_before = self._sizes
         watch.turn()
 
-    def close(self) -> None:
-        """The loop has ended: the script may read whichever data it likes."""
+    def close(self, version: int, rank: int) -> None:
+        """The loop has ended: the script may read whichever data it likes.
+
+        Streams are set for code after the loop. A replacement runs it too, and lacks what the last step has drawn.
+        """
         watch.end()
+        if self._at_barrier is not None:
+            rng.put_back(self._at_barrier)
+        self._seed_streams("after", version, rank)
 
     def private(self, *, between: bool = False) -> dict[str, Any]:
         """The rank-private part: data position and streams with which the next step starts.

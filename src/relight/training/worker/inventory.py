@@ -78,7 +78,7 @@ class Inventory:
         self.transaction.remove()
         self.phases.remove()
         self.writes.remove()
-        self.batches.close()
+        self.batches.close(self.runtime.worker.version, self.assignment.batch_index)
 
     def is_derivable(self) -> bool:
         """Return whether this rank's private state follows from rank and step."""

@@ -239,7 +239,6 @@ class Membership:
             if parts.checkpointing.every and parts.private.is_due(worker.version):
                 parts.private.keep(worker.version, between=True)  # as the code after the last block has left it
             parts.checkpointing.finish()
-            parts.batches.begin_code_after(worker.version, parts.assignment.batch_index)
             runtime.protection.started = False
             self._is_released = True
             return True
