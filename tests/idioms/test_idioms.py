@@ -210,6 +210,7 @@ def test_modes_of_the_script_count_as_without_a_failure(name: str, faults: tuple
         ("corpora_by_name", ("kill rank 0 in BACKWARD of step 2",)),
         ("archive_explorer", ("kill rank 0 in BACKWARD of step 0", "kill rank 0 in BARRIER of step 8")),
         ("counting_sampler", ("kill rank 0 in BACKWARD of step 0", "kill rank 1 after step 5")),
+        ("log_every_epochs", ("kill rank 0 in BACKWARD of step 3",)),
         ("events_by_enum", ("kill rank 0 in BACKWARD of step 4", "kill rank 1 in OPTIMIZER of step 10")),
         ("draws_after_loop", ("kill rank 1 in AFTER_WRITE of step 10",)),
         ("epochs_from_checkpoint", ("kill rank 0 in BACKWARD of step 4", "kill rank 1 in BACKWARD of step 10")),

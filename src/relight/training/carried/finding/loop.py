@@ -1,6 +1,7 @@
 """The loop of steps in a running process: which frames take part in a turn, and where the names of each are."""
 
 from collections.abc import Sequence
+from inspect import CO_GENERATOR
 from types import CodeType, FrameType
 from typing import Any
 
@@ -8,10 +9,11 @@ from relight.errors import UsageError
 from relight.training.carried.code.epochs import variables_of_epoch, with_epochs
 from relight.training.carried.code.iteration import Iteration, block_ahead, iteration_of
 from relight.training.carried.code.refs import Place
-from relight.training.carried.code.source import Head, Position, frames_outside, position_of
-from relight.training.carried.finding.places import Frames, Spots, set_local
+from relight.training.carried.code.source import Head, Position, frames_outside, is_user_frame, position_of
+from relight.training.carried.finding.places import Frames, Spots, locals_of, set_local
 from relight.training.carried.reading.names import Needed, is_of_a_call
 from relight.training.carried.values.parts import Parts
+from relight.training.state.values.kinds import kind_of
 
 
 class Loop:
@@ -31,6 +33,7 @@ class Loop:
         self.ends_late = False  # the same
         self._code: CodeType | None = None  # of the function that holds the loop
         self._depth = 0  # so many frames lie between that and `with step`
+        self._generators: list[FrameType] = []  # through which the loop asks for steps: `for step in log_every(steps)`
         self._asked: list[tuple[FrameType, Position]] = []  # until it is found: frames that asked for a step, and where
 
     def ask(self, frame: FrameType) -> None:
@@ -55,6 +58,7 @@ class Loop:
         if self._iteration is not None and self._epochs is not None:
             self._iteration = with_epochs(self._iteration, _up(frame, self._iteration.loop), self._epochs)
         asked = {id(here) for here, _ in self._asked}
+        asking = [here for here, _ in self._asked]
         innermost = self._asked[0][0] if self._asked else None
         self._asked = []
         frames = [frame]
@@ -64,10 +68,11 @@ class Loop:
             frames.append(frames[-1].f_back)
         self._depth = len(frames) - 1 if self._iteration is None else self._iteration.loop
         self._code = frames[self._depth].f_code
+        self._generators = _generators_below(asking, self._code)
         self._asks_through = innermost is not None and innermost is not frames[self._depth]
         is_only_block = self._iteration is not None and self._iteration.is_only_block
         self.computes_outside = not (innermost is frame and is_only_block)
-        self._show(frames)
+        self._show([*frames, *self._generators])
         return self._iteration, frames
 
     def show_epochs(self, head: Head, length: int) -> None:
@@ -77,6 +82,15 @@ class Loop:
     def ends_epoch(self, version: int) -> bool:
         """Return whether the step to this version is the last one of an epoch; also if there is no loop of epochs."""
         return version % self._length == 0
+
+    @property
+    def of_generators(self) -> list[Place]:
+        """Variables of generators between the loop and `training.steps()`: they count steps, for instance."""
+        first, found = len(self.spots.frames.frames) - len(self._generators), list[Place]()
+        for number, frame in enumerate(self._generators, first):
+            names = locals_of(frame).items()
+            found += [(("frame", str(number), name),) for name, one in names if kind_of(one) != "opaque"]
+        return found
 
     def set_epoch(self, frame: FrameType, number: int) -> None:
         """Give the variables of the epoch's number this one, to which a recovery leads; `frame` asks for a step."""
@@ -99,12 +113,13 @@ class Loop:
         here: FrameType | None = frame
         while here is not None and here.f_code is not self._code:
             here = here.f_back
+        self._generators = _generators_below(frames_outside(frame), self._code) or self._generators
         if here is None:
             raise UsageError(
                 "the loop of steps asks for a step from another function than for the first one: iterate over "
                 "training.steps() in one place"
             )
-        self._show([*[None] * self._depth, *self._around(here)])
+        self._show([*[None] * self._depth, *self._around(here), *self._generators])
 
     def _around(self, loop: FrameType) -> list[FrameType]:
         """Return the frame with the loop, and those that called it up to the one with the loop of epochs."""
@@ -123,7 +138,7 @@ class Loop:
 
     def leave(self) -> None:
         """Hold no frame any more."""
-        self.spots.frames = Frames(())
+        self.spots.frames, self._generators = Frames(()), []
         self.spots.settings.files.leave()
         self._asked = []
 
@@ -164,6 +179,16 @@ class Loop:
 
     def _show(self, frames: Sequence[FrameType | None]) -> None:
         self.spots.frames = Frames(frames, self.declared, self._held)
+
+
+def _generators_below(frames: Sequence[FrameType], loop: CodeType | None) -> list[FrameType]:
+    """Return the frames of generators among these, up to that with the loop: they go on as it does."""
+    found: list[FrameType] = []
+    for frame in frames:
+        if frame.f_code is loop:
+            return found
+        found += [frame] if frame.f_code.co_flags & CO_GENERATOR and is_user_frame(frame) else []
+    return []
 
 
 def _up(frame: FrameType, count: int) -> FrameType:

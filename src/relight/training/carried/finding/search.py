@@ -85,6 +85,8 @@ class Search:
         for text in self._declared_names:
             self._keep_named(text)
         loop.look_at(frame)
+        for place in loop.of_generators:
+            catalog.keep(place, feeds=False, seen=True)
         catalog.begin()
 
     def _lasting(self, place: Place) -> Place:
