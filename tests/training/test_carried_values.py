@@ -246,6 +246,34 @@ def test_named_tuples_keep_their_names() -> None:
     assert made.right.tolist() == [1, 1]
 
 
+TABLES: dict[str, tuple[dict[Any, Any], dict[Any, Any]]] = {
+    "another value": ({"a": 1, "b": 2.5}, {"a": 1, "b": 2.0}),
+    "the same number of another type": ({"a": 1, "b": 2}, {"a": 1, "b": 2.0}),
+    "a zero of another sign": ({"a": 0.0}, {"a": -0.0}),
+    "one more": ({number: str(number) for number in range(600)}, {number: str(number) for number in range(601)}),
+    "another key for the same value": ({"a": 1, "b": 2}, {"a": 1, "c": 2}),
+    "another order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "a list instead": ({"a": 1}, {"a": [1]}),
+    "none left": ({"a": 1}, {}),
+}
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, lambda items: defaultdict(list, items)])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_plain_values_goes_back(name: str, kind: Callable[[Any], dict[Any, Any]]) -> None:
+    before, after = TABLES[name]
+    value = kind(before)
+    for mark, holder in ((remember(value), value), (remember([value]), [value])):
+        marked = mark.saved[0] if mark.kind == "list" else mark
+        assert not changed(marked, value)
+        value.clear()
+        value.update(after)
+        assert changed(marked, value)
+        assert put_back(marked) is value
+        assert repr([*value.items()]) == repr([*before.items()])
+        assert not changed(marked, value), holder
+
+
 def test_nan_is_no_change() -> None:
     value = float("nan")
     assert not changed(remember(value), float("nan"))
@@ -389,13 +417,15 @@ def test_other_dictionaries_are_written_one_by_one(value: Any) -> None:
 
 
 def test_a_value_lasts_only_if_its_mark_tells_all_of_it() -> None:
-    def lasts(value: Any) -> bool:
+    def lasts(value: Any, *, grows: bool = True) -> bool:
         writer = Writer(Homes())
-        return writer.lasting(writer.write("v", value)) is not None
+        return writer.lasting(writer.write("v", value, grows=grows)) is not None
 
     assert all(map(lasts, [1.5, "x", None, [1, [2.0]], (1, "a"), {"a": {"b": [None]}}, deque([1], maxlen=3)]))
     others = [{1: 2}, {1, 2}, [np.float32(0)], [torch.ones(2)], [0.0] * 300, Point(1, 2), [torch.float32]]
     assert not any(map(lasts, others))
+    assert lasts([0.0] * 300, grows=False)
+    assert not lasts([0.0, {1: 2}], grows=False)
 
 
 def test_zeros_of_numpy_have_a_sign() -> None:

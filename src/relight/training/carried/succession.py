@@ -247,7 +247,7 @@ class Keeper:
             self._catalog.leave_out(one, why)
             return NEVER
         try:
-            tree = writer.write(one.key, value)
+            tree = writer.write(one.key, value, grows=not one.feeds)
             if weigh and any(map(self._is_id, keys_of(tree))):
                 writer.take_back()
                 raise Unsupported("the id() of a parameter as a key, which is another in each process (use its name)")

@@ -35,6 +35,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 _USUAL = frozenset({float, int, torch.Tensor, torch.nn.Parameter, list, tuple, dict, set})
 _AS_IS = frozenset({type(None), bool, str, bytes, float})
+_WORDS = _AS_IS | {int}
 _encode = msgspec.msgpack.Encoder().encode
 _OF_TORCH = frozenset({torch.Tensor, torch.nn.Parameter})
 # What decides how a tensor is flattened.
@@ -114,7 +115,9 @@ class Flat:
         if kind is dict:
             return {_TAG: "dict", "v": self._items(tree, path) if tree else []}
         if kind is list:
-            return [one if type(one) in _AS_IS else self._flatten(one, f"{path}[{i}]") for i, one in enumerate(tree)]
+            return self._members(tree, path)
+        if kind is tuple:
+            return {_TAG: "tuple", "v": self._members(tree, path)}
         if kind is Node:
             return tree.flat
         if kind is torch.Tensor:
@@ -134,7 +137,7 @@ class Flat:
         if isinstance(tree, torch.Tensor):
             return self._tensor(tree, path)
         if isinstance(tree, (list, tuple)):
-            members = [v if type(v) in _AS_IS else self._flatten(v, f"{path}[{i}]") for i, v in enumerate(tree)]
+            members = self._members(tree, path)
             return members if isinstance(tree, list) else {_TAG: "tuple", "v": members}
         if isinstance(tree, (set, frozenset)):
             return {_TAG: "set", "v": [self._flatten(v, path) for v in sorted(tree, key=repr)]}
@@ -150,6 +153,13 @@ class Flat:
             "numbers, strings, bytes, None, dates, members of enums, objects of data classes, and lists, tuples, sets, "
             "dicts and deques of these, so that it can be copied to a replacement without pickle"
         )
+
+    def _members(self, tree: Sequence[Any], path: str) -> list[Any]:
+        if _WORDS.issuperset(map(type, tree)):
+            numbers = [one for one in tree if type(one) is int]
+            if not numbers or (min(numbers) >= -(2**63) and max(numbers) < 2**64):
+                return [*tree]
+        return [one if type(one) in _AS_IS else self._flatten(one, f"{path}[{i}]") for i, one in enumerate(tree)]
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
         """A placeholder. A tensor met twice (tied parameters) is carried twice: that costs bytes, never correctness."""

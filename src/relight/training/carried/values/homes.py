@@ -40,7 +40,7 @@ def _remembered(mark: Mark) -> Iterator[tuple[str, Any]]:
     if mark.kind in ("list", "tuple", "deque", "objects"):
         yield from ((str(index), one) for index, one in enumerate(mark.saved))
     elif mark.kind == "dict":
-        yield from ((label_of(index, key), one) for index, (key, one) in enumerate(mark.saved))
+        yield from ((label_of(index, key), one) for index, (key, one) in enumerate(mark.items))
     elif mark.kind == "object":
         yield from mark.saved.items()
 

@@ -4,11 +4,10 @@ A value is remembered with the identity of everything in it that can change, so 
 name of the same object right.
 """
 
-import itertools
 import operator
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,12 +41,14 @@ DEEPEST = 12
 SEEN_ONLY = frozenset({"opaque", "digest"})  # marks of values that are not put back
 LONG = 256  # members of a list of which only the end is compared, if it only grows
 _BESIDE = frozenset({"tensor", "list", "deque", "dict", "set"})
-_LEAVES = itertools.chain.from_iterable
 _SECOND = operator.itemgetter(1)
 
 
 class Mark:
-    """A value that can change, as it was: its kind, itself, a copy of what it held, and of attributes beside that."""
+    """A value that can change, as it was: its kind, itself, a copy of what it held, and of attributes beside that.
+
+    The copy of a dict is a list of items, or a dict if it is one of Python's own with nothing but plain values.
+    """
 
     __slots__ = ("attributes", "kind", "saved", "value")
 
@@ -56,6 +57,11 @@ class Mark:
         self.value = value
         self.saved = saved
         self.attributes = attributes
+
+    @property
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """Keys and remembered values of a dict."""
+        return self.saved.items() if isinstance(self.saved, dict) else self.saved
 
 
 def remember(
@@ -73,10 +79,10 @@ def remember(
     """
     if type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value))):
         return value
-    if seen is None and type(value) is dict and len(value) <= LONG:  # the quick way, for what most scripts count in
-        items = list(value.items())
-        if PLAIN.issuperset(map(type, map(_SECOND, items))) and not is_part(value):
-            return Mark("dict", value, items, {})
+    if seen is None and type(value) is dict:  # the quick way, for what most scripts count in
+        words = value.copy()
+        if PLAIN.issuperset(map(type, words.values())) and not is_part(value):
+            return Mark("dict", value, words, {})
     kind = kind_of(value)
     if kind in ("plain", "number"):
         return value
@@ -102,9 +108,11 @@ def remember(
         is_plain = PLAIN.issuperset(map(type, members))
         return Mark(kind, value, members if is_plain else [inside(one) for one in members], beside)
     if kind == "dict":
-        items = items_of(value)
-        is_plain = PLAIN.issuperset(map(type, map(_SECOND, items)))
-        return Mark(kind, value, items if is_plain else [(key, inside(one)) for key, one in items], beside)
+        table = value.copy() if type(value) is dict else None
+        items = items_of(value) if table is None else list(table.items())
+        if not PLAIN.issuperset(map(type, map(_SECOND, items))):
+            return Mark(kind, value, [(key, inside(one)) for key, one in items], beside)
+        return Mark(kind, value, items if table is None else table, beside)
     if kind == "object":
         return Mark(kind, value, {name: inside(one) for name, one in attributes_of(value).items()})
     if kind == "generator":
@@ -131,9 +139,10 @@ def changed(mark: Any, value: Any) -> bool:
     if mark.value is not value:
         return True
     kind, saved = mark.kind, mark.saved
-    if kind == "dict" and not mark.attributes and type(value) is dict:  # the quick way, for what has not changed
-        items = list(value.items())
-        if len(items) == len(saved) and all(map(operator.is_, _LEAVES(items), _LEAVES(saved))):
+    if type(saved) is dict and type(value) is dict:  # the quick way, of plain values
+        if len(value) != len(saved):
+            return True
+        if all(map(operator.is_, value, saved)) and all(map(operator.is_, value.values(), saved.values())):
             return False
     if mark.attributes is not None and _differ(mark.attributes, attributes_beside(value)):
         return True
@@ -154,17 +163,15 @@ def changed(mark: Any, value: Any) -> bool:
     if kind == "digest":  # beside it lies the function that digests
         return bool(saved[1](value) != saved[0])
     if kind in ("list", "deque", "tuple", "set"):
+        if len(saved) != base_of(value).__len__(value):
+            return True
         members = members_in(kind, value)
         is_same = len(members) == len(saved) and all(map(operator.is_, saved, members))  # if all are plain
         return not is_same and (len(members) != len(saved) or any(map(changed, saved, members)))
     if kind == "objects":
         return any(map(changed, saved, value.flat))
     if kind == "dict":
-        items = items_of(value)
-        return len(items) != len(saved) or any(
-            (key is not other and (isinstance(key, torch.Tensor) or key != other)) or changed(before, now)
-            for (key, before), (other, now) in zip(saved, items, strict=True)
-        )
+        return _has_other_items(mark, value)
     if kind == "object":
         return _differ(saved, attributes_of(value))
     if kind == "generator":
@@ -176,6 +183,14 @@ def changed(mark: Any, value: Any) -> bool:
     if kind == "opaque":
         return False
     return bytes(saved) != bytes(value) if kind == "bytearray" else saved.tobytes() != value.tobytes()
+
+
+def _has_other_items(mark: Mark, value: dict[Any, Any]) -> bool:
+    items = items_of(value)
+    return len(items) != len(mark.saved) or any(
+        (key is not other and (isinstance(key, torch.Tensor) or key != other)) or changed(before, now)
+        for (key, before), (other, now) in zip(mark.items, items, strict=True)
+    )
 
 
 def _differ(saved: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -227,7 +242,7 @@ def put_back(mark: Any) -> Any:
         for one in saved:
             put_back(one)
     elif kind == "dict":
-        kept_items = [(key, put_back(one)) for key, one in saved]
+        kept_items = [(key, put_back(one)) for key, one in mark.items]
         refill(value, kept_items)
     elif kind == "object":
         for name in attributes_of(value).keys() - saved.keys():

@@ -7,7 +7,7 @@ import itertools
 import random
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ class Writer:
         self._numbers: dict[int, int] = {}  # of objects that were written, in that order
         self._alive: list[Any] = []
         self._begun = 0
-        self._lasts = True
+        self._lasts = self._grows = True
         self._memories = Memories(self._parts)
         self._buffers = Buffers()
         self._written_memories: set[int] = set()
@@ -80,9 +80,9 @@ class Writer:
             self._memories.add(blocks)
             self._buffers.add(blocks)
 
-    def write(self, name: str, value: Any) -> Any:
-        """As a tree for `encode_tree`. Raises Unsupported."""
-        self._begun, self._lasts = len(self._alive), True
+    def write(self, name: str, value: Any, *, grows: bool = True) -> Any:
+        """As a tree for `encode_tree`. `grows`: as in `remember`. Raises Unsupported."""
+        self._begun, self._lasts, self._grows = len(self._alive), True, grows
         try:
             return self._write(name, value, 0)
         except Unsupported:
@@ -115,7 +115,7 @@ class Writer:
         self._numbers[id(value)] = number
         self._alive.append(value)
         tree = flat_dict(((TAG, "dict"), ("c", _NAME_OF_DICT), ("v", list(map(list, items)))))
-        return Mark("dict", value, items, {}), Lasting(tree, [value], number, self._homes.count)
+        return Mark("dict", value, dict(items), {}), Lasting(tree, [value], number, self._homes.count)
 
     def write_again(self, last: Lasting) -> Any:
         """Return the same, of a value that has not changed; None if it is another tree in what is written now."""
@@ -133,9 +133,9 @@ class Writer:
         del self._alive[self._begun :]
 
     def _write(self, name: str, value: Any, depth: int) -> Any:
-        if (its_class := type(value)) in PLAIN:
+        if (its_class := type(value)) in PLAIN or (its_class is tuple and PLAIN.issuperset(map(type, value))):
             return value
-        if its_class not in _LASTING or len(value) > LONG:
+        if its_class not in _LASTING or (self._grows and len(value) > LONG):
             self._lasts = False
         kind = kind_of(value)
         if kind == "plain":
@@ -181,9 +181,6 @@ class Writer:
             raise Unsupported(f"{name_of(key)} as a key, which another process does not have (use its name)")
 
     def _contents(self, kind: str, name: str, value: Any, depth: int) -> Any:
-        def each(members: Any) -> list[Any]:
-            return [self._write(f"{name}{STEP}{index}", one, depth + 1) for index, one in enumerate(members)]
-
         if kind in _CONTAINERS:
             tree = self._container(kind, name, value, depth)
             if own := attributes_beside(value):
@@ -191,12 +188,12 @@ class Writer:
             return tree
         if kind == "tuple":
             return (
-                tuple(each(value))
+                tuple(self._each(name, value, depth))
                 if type(value) is tuple
-                else {TAG: "record", "c": class_name(value), "v": each(value)}
+                else {TAG: "record", "c": class_name(value), "v": self._each(name, value, depth)}
             )
         if kind == "objects":
-            return {TAG: "objects", "s": list(value.shape), "v": each(value.flat)}
+            return {TAG: "objects", "s": list(value.shape), "v": self._each(name, value.flat, depth)}
         if kind == "object":
             parts = [[part, self._write(f"{name}{STEP}{part}", one, depth + 1)] for part, one in members_of(value)]
             return {TAG: "object", "c": class_name(value), "v": parts}
@@ -211,14 +208,20 @@ class Writer:
             tree["a"] = self._write(f"{name}{STEP}", dict(own), depth + 1)
         return tree
 
+    def _each(self, name: str, members: Iterable[Any], depth: int) -> list[Any]:
+        found = list(members)
+        if PLAIN.issuperset(map(type, found)):
+            return found
+        return [self._write(f"{name}{STEP}{index}", one, depth + 1) for index, one in enumerate(found)]
+
     def _container(self, kind: str, name: str, value: Any, depth: int) -> Any:
         if kind == "dict":
             pairs: list[list[Any]] = []
             for index, (key, one) in enumerate(items_of(value)):
-                if type(key) is str and type(one) in PLAIN:
+                self._lasts = self._lasts and type(key) is str  # a mark takes 1 and True for the same key
+                if type(key) in PLAIN and type(one) in PLAIN:
                     pairs.append([key, one])
                     continue
-                self._lasts = self._lasts and type(key) is str  # a mark takes 1 and True for the same key
                 self._check_key(key)
                 at = self._write("", key, depth + 1)
                 pairs.append([at, self._write(f"{name}{STEP}{label_of(index, key)}", one, depth + 1)])
@@ -231,7 +234,7 @@ class Writer:
         if kind == "set":
             for one in members:
                 self._check_key(one)
-        written = [self._write(f"{name}{STEP}{index}", one, depth + 1) for index, one in enumerate(members)]
+        written = self._each(name, members, depth)
         if type(value) is list:
             return written
         more = {"n": value.maxlen} if kind == "deque" else {}
