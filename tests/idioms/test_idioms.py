@@ -78,6 +78,9 @@ def test_a_common_shape_survives_kills_in_phases(name: str, plain: dict[str, str
         ("run_dictionary", "kill rank 0 in FORWARD of step 5"),
         ("block_on_a_stack", "kill rank 0 in FORWARD of step 3"),
         ("step_of_trainer", "kill rank 1 in FORWARD of step 5"),
+        ("wrapper_attributes", "kill rank 1 in AFTER_STEP of step 5"),
+        ("wrapper_attributes", "kill rank 0 in BARRIER of step 6"),
+        ("hsdp_counting_blocks", "kill rank 2 in FORWARD of step 5"),
         ("step_of_trainer", "kill rank 0 between steps at step 4"),
     ],
 )

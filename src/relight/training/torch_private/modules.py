@@ -3,6 +3,10 @@
 The tables are read without `nn.Module.__getattr__`, which a script's class may override.
 """
 
+import dis
+import inspect
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +18,39 @@ _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _DIGESTED = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # as in checkpoints
 OWN_ATTRIBUTES = frozenset(vars(nn.Module()))  # of every module: these tables, and more
+# Made by torch itself around a script's module, or into which it makes that: DDP, FSDP2.
+_WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
+
+
+def is_wrapper(module: Any) -> bool:
+    """Return whether a module is one of torch's around another one, or was made into one (by `fully_shard`)."""
+    return type(module).__module__.startswith(_WRAPPERS)
+
+
+def wrapper_attributes(kind: type) -> frozenset[str]:
+    """Return the names of attributes that torch gives wrappers of this class, and no other modules."""
+    if (known := _of_wrappers.get(kind)) is None:
+        own = {base.__module__ for base in kind.__mro__ if base.__module__.startswith(_WRAPPERS)}
+        codes = [code for name in own for code in _codes_in(sys.modules[name])]
+        known = _of_wrappers[kind] = frozenset[str]().union(*map(_assigned_in, codes)) - OWN_ATTRIBUTES
+    return known
+
+
+_of_wrappers: dict[type, frozenset[str]] = {}
+
+
+def _codes_in(file: types.ModuleType) -> Iterator[types.CodeType]:
+    """Yield the code of all functions and methods that are defined in a file."""
+    for thing in vars(file).values():
+        inside = vars(thing).values() if isinstance(thing, type) else [thing]
+        if getattr(thing, "__module__", "") == file.__name__:
+            found = (getattr(one, "__func__", one) for one in inside)
+            yield from (one.__code__ for one in map(inspect.unwrap, found) if isinstance(one, types.FunctionType))
+
+
+def _assigned_in(code: types.CodeType) -> set[str]:
+    own = {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
+    return own.union(*(_assigned_in(one) for one in code.co_consts if isinstance(one, types.CodeType)))
 
 
 def parameters_in(module: nn.Module) -> dict[str, nn.Parameter | None]:

@@ -31,7 +31,13 @@ from relight.training.state.modules.slots import view_test
 from relight.training.state.modules.tables import ModuleTables
 from relight.training.state.values.marks import changed, put_back, remember
 from relight.training.torch_private.autograd import not_compiled
-from relight.training.torch_private.modules import OWN_ATTRIBUTES, buffers_in, tables_in
+from relight.training.torch_private.modules import (
+    OWN_ATTRIBUTES,
+    buffers_in,
+    is_wrapper,
+    tables_in,
+    wrapper_attributes,
+)
 
 _MISSING = object()
 _GONE = "\x01gone"  # stands for an attribute that was deleted, or is a parameter, buffer or module now
@@ -40,8 +46,6 @@ _GONE = "\x01gone"  # stands for an attribute that was deleted, or is a paramete
 _NO_STATE = OWN_ATTRIBUTES | {"_current_fx_name", "_metric_attributes"}
 _OF_STRUCTURE = ("__class__", "_parameters", "_buffers", "_modules")
 _MOST_STEADY = 32  # containers that no step has changed so far, compared in every step: some microseconds each
-# Made by torch itself, which keeps what a step needs there; `BucketLayout` and `ShardedModules` look after it.
-WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")
 
 Key = tuple[int, str]  # `id` of a module, and the attribute's name
 
@@ -59,6 +63,7 @@ class AttributeLog:
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self._modules = dict(modules)
         self._paths: dict[int, tuple[str, nn.Module]] = {}
+        self._inner: dict[int, tuple[str, nn.Module]] = {}  # less wrappers, whose tables torch looks after
         self._before: dict[Key, tuple[dict[str, Any], Any]] = {}  # in the step under way: where it stood, and the value
         self._state: dict[str, Key] = {}  # attributes that are state, by their paths
         self._first: dict[str, Any] = {}  # of these, packed values before any step changed them, where that is known
@@ -81,7 +86,7 @@ class AttributeLog:
         """Log what is assigned to these modules from now on; `modes` is called before train() or eval() of one."""
         self._modes = modes
         self._find_modules()
-        self._tables.watch(self._paths, self._find_modules)
+        self._tables.watch(self._inner, self._find_modules)
         log = self
         assign, delete = nn.Module.__setattr__, nn.Module.__delattr__
 
@@ -117,13 +122,13 @@ class AttributeLog:
         """Find all modules that there are; some may have been put there by steps."""
         for owner, module in self._modules.items():
             for path, child in module.named_modules():
-                if not type(child).__module__.startswith(WRAPPERS):
-                    self._paths.setdefault(id(child), (f"{owner}/{path}", child))
+                self._paths.setdefault(id(child), (f"{owner}/{path}", child))
+        self._inner.update((key, one) for key, one in self._paths.items() if not is_wrapper(one[1]))
 
     def _note(self, module: nn.Module, name: str, value: Any = _MISSING) -> None:
         """An attribute is about to become `value`, or to be deleted."""
         key = (id(module), name)
-        if key in self._before:
+        if key in self._before or name in wrapper_attributes(type(module)):
             return
         tables = vars(module)
         holder = next((t for t in (tables, *tables_in(module)) if name in t), None)
@@ -296,8 +301,9 @@ class AttributeLog:
     def _excerpts(self, is_view: Callable[[Any], bool]) -> Iterator[tuple[Key, Any]]:
         """Small containers among the attributes, as they are now."""
         for module_id, (_, module) in self._paths.items():
+            own = OWN_ATTRIBUTES | wrapper_attributes(type(module))
             for name, value in vars(module).items():
-                if name not in OWN_ATTRIBUTES and is_mutable(value) and not is_view(value):
+                if name not in own and is_mutable(value) and not is_view(value):
                     size = plain_bytes(value)
                     if size is not None and size <= EXCERPT_BYTES:
                         yield (module_id, name), remember(value, is_part=is_view)

@@ -13,10 +13,15 @@ from torch.optim import Optimizer
 
 from relight.training.state.modules.hooks import hook_name
 from relight.training.torch_private.distributed.mesh import is_distributed
-from relight.training.torch_private.modules import buffers_in, hook_tables_of, hooks_in, modules_in, parameters_in
+from relight.training.torch_private.modules import (
+    buffers_in,
+    hook_tables_of,
+    hooks_in,
+    is_wrapper,
+    modules_in,
+    parameters_in,
+)
 from relight.words import listed
-
-_WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo", "torch.fx")  # they look after themselves
 
 
 class Structure:
@@ -56,15 +61,14 @@ class Structure:
                     yield f"{owner}.{path}" if path else owner
 
     def _digest(self, path: str, module: nn.Module) -> str:
-        is_wrapper = type(module).__module__.startswith(_WRAPPERS)
-        inside = {} if is_wrapper else vars(module)
+        inside = {} if is_wrapper(module) else vars(module)  # torch looks after wrappers itself
         own_methods = [name for name in inside if _is_of_class(module, name)]  # put there, or put back, as they were
         methods = [
             f"{name}={getattr(value, '__qualname__', '')}"
             for name, value in inside.items()
             if callable(value) and name not in own_methods
         ]
-        hooks = [] if is_wrapper else hooks_in(module)
+        hooks = [] if is_wrapper(module) else hooks_in(module)
         parameters = parameters_in(module)
         hooks += [hook for one in parameters.values() if one is not None for hook in _hooks_of(one)]
         own = f"{self._named(parameters)} {[*buffers_in(module)]} {self._named(modules_in(module))}"

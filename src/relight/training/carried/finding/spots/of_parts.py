@@ -10,15 +10,14 @@ from torch import nn
 from relight.script_files import is_user_type
 from relight.training.carried.code.refs import Place
 from relight.training.carried.values.parts import Parts
-from relight.training.state.modules.attributes import WRAPPERS
 from relight.training.state.modules.plain_values import plain_bytes
-from relight.training.torch_private.modules import OWN_ATTRIBUTES, hook_tables_of
+from relight.training.torch_private.modules import OWN_ATTRIBUTES, hook_tables_of, wrapper_attributes
 
 
 def attributes_of_parts(parts: Parts, *, kept: bool = False) -> Iterator[tuple[Place, Any]]:
     """Values on modules and parameters that were handed over, less their own state; `kept`: with plain attributes."""
     for root, owner in roots_of(parts):
-        own = OWN_ATTRIBUTES if isinstance(owner, nn.Module) else ()
+        own = OWN_ATTRIBUTES | wrapper_attributes(type(owner)) if isinstance(owner, nn.Module) else frozenset()
         for attribute, value in [one for one in list(vars(owner).items()) if one[0] not in own]:
             if (kept and attribute[0] != "_") or is_of_script(owner, attribute, value):
                 yield (root, ("attribute", attribute, "")), value
@@ -61,9 +60,6 @@ def is_kept_with_modules(name: str, value: Any) -> bool:
 
 
 def roots_of(parts: Parts) -> Iterator[tuple[tuple[str, str, str], Any]]:
-    """Modules and parameters that were handed over, less torch's wrappers."""
+    """Modules and parameters that were handed over."""
     for name, owner in parts.owners():
-        if isinstance(owner, torch.Tensor):
-            yield ("slot", name[1], name[2]), owner
-        elif not type(owner).__module__.startswith(WRAPPERS):
-            yield ("inner", name[1], name[2]), owner
+        yield ("slot" if isinstance(owner, torch.Tensor) else "inner", name[1], name[2]), owner
