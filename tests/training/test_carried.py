@@ -635,6 +635,21 @@ def test_what_is_only_shown_is_left_out_when_it_is_long() -> None:
     assert run(source, Loop(fails_at=4)) == run(source, Loop())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "counts[step.number] += 1",
+        "add(counts, step.number)",
+        "counts.sort()\ncounts.insert(0, b)",
+        "counts[3:5] = [b, b]",
+    ],
+)
+def test_members_of_a_long_list_that_is_only_shown_go_back(change: str) -> None:
+    define = "counts = [0] * 600\ndef add(values, number):\n values[number] += 1"
+    source = function(define, change, "counts")
+    assert run(source, Loop(fails_at=4)) == run(source, Loop())
+
+
 @pytest.mark.parametrize("left_out", ["h", "t.mean", "t", "mean"])
 def test_names_can_be_left_out(left_out: str) -> None:
     """By their own name, by that of what holds them, or by their last part."""

@@ -75,7 +75,7 @@ class Calls:
             receiver, changes = self._receiver(node, function, use, is_statement=is_statement)
             if changes:
                 into = self._reading.into_changed(function.value)
-                self._flow.mutate(receiver, self._reading.at(node))
+                self._flow.mutate(receiver, self._reading.at(node), grows=function.attr in ("append", "extend"))
                 for argument in arguments:
                     given = self._reading.value(argument, into if is_statement else union([into, use]))
                     self._reading.making.put_into(into, given, argument)

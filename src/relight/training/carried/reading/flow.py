@@ -31,6 +31,7 @@ class Flow:
         self.writes: dict[Key, tuple[str, int]] = {}
         self.written_late: set[Key] = set()
         self.changed_in_place: set[Key] = set()
+        self.rearranged: set[Key] = set()  # the same, otherwise than by what is added at the end
         self.used: set[Key] = set()  # read, and more than a method called whose result is thrown away
         self.is_called_alone = False  # what is read now is the receiver of such a call
         self._ends: list[State] = []  # of the ways through the iteration
@@ -88,13 +89,20 @@ class Flow:
             if self.state is not None:
                 self.state.add(key)
 
-    def mutate(self, ref: Ref, where: tuple[str, int]) -> None:
-        """Note that the value at a place changes."""
+    def mutate(self, ref: Ref, where: tuple[str, int], *, grows: bool = False) -> None:
+        """Note that the value at a place changes. `grows`: by what is added at its end."""
         for one in (ref, ref.alias):
             if one is not None and (key := self._key(one)) is not None:
                 self.read(one, frozenset({key}))
                 self._record(key, where)
                 self.changed_in_place.add(key)
+                if not grows:
+                    self.rearranged.add(key)
+
+    def is_rearranged(self, place: Place) -> bool:
+        """Return whether something in a place changes otherwise than by what is added at its end."""
+        changed = map(self.places.get, self.rearranged)
+        return any(one is not None and one[: len(place)] == place for one in changed)
 
     def change_files(self, where: tuple[str, int]) -> None:
         """Files are made, changed or removed."""
