@@ -642,11 +642,18 @@ def test_what_is_only_shown_is_left_out_when_it_is_long() -> None:
         "add(counts, step.number)",
         "counts.sort()\ncounts.insert(0, b)",
         "counts[3:5] = [b, b]",
+        "for row in rows:\n row[0] += 1",
+        "for i, row in enumerate(rows):\n row.append(i)",
+        "row = rows[-1]\nrow[0] += 1",
+        "row = max(rows, key=len)\nrow.append(b)",
+        "for row in rows[:3]:\n row[0] += b",
+        "row = next(r for r in rows if r)\nrow[0] += 1",
+        "[row.append(b) for row in rows]",
     ],
 )
 def test_members_of_a_long_list_that_is_only_shown_go_back(change: str) -> None:
-    define = "counts = [0] * 600\ndef add(values, number):\n values[number] += 1"
-    source = function(define, change, "counts")
+    define = "counts = [0] * 600\nrows = [[n] for n in range(600)]\ndef add(values, number):\n values[number] += 1"
+    source = function(define, f"{change}\nrows.append([b])", "counts, rows")
     assert run(source, Loop(fails_at=4)) == run(source, Loop())
 
 

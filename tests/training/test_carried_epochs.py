@@ -203,7 +203,19 @@ def test_an_object_with_one_name_in_both_functions() -> None:
     assert loop.lasting((("frame", "1", "self"),)) == (("frame", "1", "self"),)
 
 
+def with_settings(tests: str, *, dry: bool = False, most: int = 0, block: str = "b.backward()") -> str:
+    """A script that leaves its loop of steps if one of these conditions holds."""
+    settings = f"import argparse\nargs = argparse.Namespace(dry={dry}, most={most})"
+    leaving = "".join(f"\n   if {test}:\n    break" for test in tests.split(";"))
+    return one_function(block, setup=settings).replace("    b.backward()", f"    b.backward(){leaving}")
+
+
 LEFT = {
+    "by settings that are off": (with_settings("args.dry;args.most and b > args.most;not args.most == 0"), None),
+    "by a setting that is on": (with_settings("args.dry", dry=True), 10),
+    "by a setting that counts": (with_settings("args.most and b > args.most", most=3), 10),
+    "by a setting that steps change": (with_settings("args.dry", block="args.dry = b\nb.backward()"), 11),
+    "by what is no setting": (with_settings("args"), 10),
     "not at all": (one_function("b.backward()"), None),
     "by break": (one_function("b.backward()").replace("    b.backward()", "    b.backward()\n   if b:\n    break"), 9),
     "with the loop of epochs": (

@@ -1,6 +1,6 @@
-# ranks: 4
 """Blocks that `fully_shard` made into its own classes count their calls, and keep a scale and a history."""
 
+# ranks: 4
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

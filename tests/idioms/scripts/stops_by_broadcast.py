@@ -1,6 +1,6 @@
-# ranks: 4
 """Rank 0 evaluates and decides; all get its decision by broadcasts, which some ranks pass before others come to them."""
 
+# ranks: 4
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -2,13 +2,14 @@
 
 import ast
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from types import FrameType, FunctionType
-from typing import Any
 
 from relight.training.carried.code import source
 from relight.training.carried.code.iteration import iteration_of
+from relight.training.carried.code.known import never_true, value_of
 from relight.training.carried.code.source import Head
 
 _COUNTING = (zip, itertools.islice, itertools.zip_longest, itertools.chain, itertools.takewhile)
@@ -75,7 +76,8 @@ def leaves_epoch(frame: FrameType, epochs: Head) -> str | None:
         if inner is None:
             if not way or not isinstance(inner := way[-1][0][way[-1][1]], source.LOOPS):
                 return None
-            leaving = _breaks(inner.body, returns=outer is None)
+            is_never = functools.partial(never_true, frame=frame, loop=inner.body)
+            leaving = _breaks(inner.body, returns=outer is None, is_never=is_never)
         if outer is not None:
             around = getattr(way[outer][0][way[outer][1]], "body", ())
             break
@@ -85,8 +87,13 @@ def leaves_epoch(frame: FrameType, epochs: Head) -> str | None:
     return f"{source.short(frame.f_code.co_filename)}:{leaving[0].lineno}"
 
 
-def _breaks(body: Sequence[ast.stmt], *, returns: bool) -> list[ast.stmt]:
-    """Return the statements that leave the loop with this body: `break`, and `return` if that is asked for."""
+def _breaks(
+    body: Sequence[ast.stmt], *, returns: bool, is_never: Callable[[ast.expr], bool] = lambda _: False
+) -> list[ast.stmt]:
+    """Return the statements that leave the loop with this body: `break`, and `return` if that is asked for.
+
+    `is_never` returns whether a condition never holds.
+    """
     found: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, ast.Break) or (returns and isinstance(statement, ast.Return)):
@@ -95,9 +102,11 @@ def _breaks(body: Sequence[ast.stmt], *, returns: bool) -> list[ast.stmt]:
             if returns:
                 inner = source.statements_of([statement])
                 found += [one for one in inner if isinstance(one, ast.Return)]
-            found += _breaks(statement.orelse, returns=returns)
+            found += _breaks(statement.orelse, returns=returns, is_never=is_never)
         elif not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found += [one for part in source.children_of(statement) for one in _breaks(part, returns=returns)]
+            skipped = statement.body if isinstance(statement, ast.If) and is_never(statement.test) else None
+            parts = [part for part in source.children_of(statement) if part is not skipped]
+            found += [one for part in parts for one in _breaks(part, returns=returns, is_never=is_never)]
     return found
 
 
@@ -116,25 +125,13 @@ def _turns_again(loop: ast.stmt, frame: FrameType) -> bool:
         return False
     match loop.iter:
         case ast.Call(func=ast.Name(id="range"), args=given, keywords=[]):
-            numbers = [_value_of(one, frame) for one in given]
+            numbers = [value_of(one, frame) for one in given]
             return all(type(number) is int for number in numbers) and len(range(*numbers)) > 1
         case ast.Call(func=ast.Name(id="enumerate"), args=[given, *_]):
-            values = _value_of(given, frame)
+            values = value_of(given, frame)
         case given:
-            values = _value_of(given, frame)
+            values = value_of(given, frame)
     return isinstance(values, (list, tuple, range, dict, str)) and len(values) > 1
-
-
-def _value_of(expression: ast.expr, frame: FrameType) -> Any:
-    """Return the value of a constant, a name, a name's attribute or a list of constants; None: not known."""
-    match expression:
-        case ast.Name(id=name):
-            return frame.f_locals.get(name, frame.f_globals.get(name))
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-            return getattr(frame.f_locals.get(name, frame.f_globals.get(name)), "__dict__", {}).get(attribute)
-    with contextlib.suppress(ValueError):
-        return ast.literal_eval(expression)
-    return None
 
 
 def loop_after(frame: FrameType) -> str | None:

@@ -199,7 +199,7 @@ class Catalog:
         """A value as it is now. Tensors of what is left out are not copied: only which they are is put back."""
         is_part = functools.partial(is_part_of, self.parts)
         is_kept_otherwise = is_part if one.is_written else lambda thing: isinstance(thing, torch.Tensor)
-        return remember(value, grows=one.grows and not one.feeds, is_part=is_kept_otherwise)
+        return remember(value, grows=one.only_grows, members_stay=one.is_only_added_to, is_part=is_kept_otherwise)
 
     # --- by values ---------------------------------------------------------------------------------------------
     def begin_comparison(self, number: int) -> None:

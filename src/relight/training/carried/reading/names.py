@@ -47,6 +47,7 @@ class Found:
     is_of_epoch: bool = False  # only `set_epoch` sets it, to the number of the epoch
     made: Made | None = None  # a module, optimizer or scheduler that some step makes and keeps there
     grows: bool = False  # of lists in it only the end changes
+    is_only_added_to: bool = False  # nothing in the steps reaches what was added before
 
 
 class Needed(NamedTuple):
@@ -133,7 +134,8 @@ def names_of(iteration: Iteration, frames: Sequence[FrameType], is_foreign: Call
             late_at_end = in_turns is not None and key not in in_turns.after_block
             sets_epoch = flow.is_of_epoch(key)
             kinds = key in feeding, late, after_write, at_end, late_at_end, is_left, is_counted, sets_epoch
-            names.found[key] = Found(place, file, line, *kinds, made, grows=not flow.is_rearranged(place))
+            grows = not flow.is_rearranged(place), key not in flow.used
+            names.found[key] = Found(place, file, line, *kinds, made, *grows)
             continue
         if not is_foreign(value):
             names.dead.add(place)

@@ -68,14 +68,16 @@ def remember(
     value: Any,
     *,
     grows: bool = False,
+    members_stay: bool = False,
     is_part: Callable[[Any], bool] = lambda _: False,
     depth: int = 0,
     seen: dict[int, int] | None = None,
 ) -> Any:
     """A value as it is now. What cannot change is its own memory.
 
-    `grows`: of long lists only the end ever changes. `is_part`: of a value that is put back otherwise: here it only
-    matters that it is this one. `seen`: the depths at which values were met, by `id`: contents are remembered once.
+    `grows`: long lists only get more members; what these hold may change, unless `members_stay`. `is_part`: of a value
+    that is put back otherwise: here it only matters that it is this one. `seen`: the depths at which values were met,
+    by `id`: contents are remembered once.
     """
     if type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value))):
         return value
@@ -92,7 +94,7 @@ def remember(
     seen[id(value)] = depth
 
     def inside(one: Any) -> Any:
-        return remember(one, grows=grows, is_part=is_part, depth=depth + 1, seen=seen)
+        return remember(one, grows=grows, members_stay=members_stay, is_part=is_part, depth=depth + 1, seen=seen)
 
     if kind == "opaque" or depth > DEEPEST or (kind in ("tensor", "list", "dict", "object") and is_part(value)):
         return Mark("opaque", value, None)
@@ -101,7 +103,7 @@ def remember(
         gradient = gradient_of(value)
         own = None if gradient is None else Mark("tensor", gradient, (*_state_of(gradient), None))
         return Mark(kind, value, (*_state_of(value), own), beside)
-    if kind == "list" and grows and type(value) is list and len(value) > LONG:
+    if grows and type(value) is list and len(value) > LONG and (members_stay or all(map(_is_fixed, value[-LONG:]))):
         return Mark("growing", value, len(value))
     if kind in ("list", "deque", "set", "tuple", "objects"):
         members = members_in(kind, value)
@@ -122,6 +124,10 @@ def remember(
     if kind == "cells":
         return Mark(kind, value, cells_state(value))
     return Mark(kind, value, value[:] if type(value) is array else value.copy())  # arrays and bytes
+
+
+def _is_fixed(value: Any) -> bool:
+    return type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value)))
 
 
 def changed(mark: Any, value: Any) -> bool:
