@@ -21,7 +21,9 @@ def validate(model, loader):
         sums[2] += len(y) * (number + 1)
     handles = [dist.all_reduce(one, async_op=True) for one in sums]
     spread = output.std()
-    for handle in handles:
+    while not handles[0].is_completed():
+        pass
+    for handle in handles[1:]:
         handle.wait()
     dist.all_reduce(spread, dist.ReduceOp.MAX)
     model.train()

@@ -99,7 +99,7 @@ class Restore(_Command, frozen=True, kw_only=True):
     keep: int = -1  # the version of which snapshots are not to be overwritten yet
     runs_code: bool = False  # targets run the code before step `target`, with results that others have of it
     meets_at: int = 0  # the others wait in its collective of this number; 0: they have run all of it
-    given: tuple[int, ...] = ()  # ranks that wait in an earlier one, and are given what `sources` have of those since
+    given: tuple[int, ...] = ()  # ranks that wait in an earlier one, or come to it, and get results of `sources`
 
 
 class Resume(_Command, frozen=True, kw_only=True):

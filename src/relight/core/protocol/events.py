@@ -185,9 +185,7 @@ class Stopped(_Event, frozen=True, kw_only=True):
     wrote: bool = False  # it had begun to write in the step that was interrupted, whether that is undone or not
     alone: bool = False  # code between two steps has its own value of a collective that was cut short
     at_collective: Whole = 0  # code after the newest step waits in this collective, and has changed no tensor
-    gives: int = (
-        -1
-    )  # code after the newest step has ended, with so many collectives, whose results are kept; -1: not all
+    gives: int = -1  # results of so many collectives, of code after the newest step that has ended; -1: not of all
     comes: bool = False  # it is prepared for an epoch's last step, and a replacement can run the code after that
 
 

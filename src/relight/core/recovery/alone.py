@@ -20,7 +20,7 @@ class Meeting(NamedTuple):
     """The place where a replacement that runs the code between two steps comes to the other ranks."""
 
     at: int  # the number of the collective in which they wait; 0: they have run all of that code
-    given: tuple[int, ...]  # ranks that wait in an earlier one
+    given: tuple[int, ...]  # ranks that lack results of collectives before it
     sources: tuple[int, ...]  # ranks that have the results of all before it
 
 
@@ -48,7 +48,7 @@ def where_all_meet(decision: Decision, reports: Sequence[Stopped], gone_on: bool
         return Meeting(1, (), decision.sources) if comes else None
     if ended:
         results = {report.gives for report in ended}
-        if len(results) > 1 or max(results) < number:  # that is unlike each other, or unknown
+        if len(results) > 1 or max(results) < number:  # they differ, or are not known
             return None
         at, completed = 0, results.pop()
     else:

@@ -130,7 +130,7 @@ def obey(worker: "Worker", order: Restore | Save) -> act.Actions:
     if worker.rank in order.targets:
         worker.state = State.COPYING
         return (*begin, *_give_up_own(worker), act.Copy())
-    if why := _hinders(worker, order):
+    if why := _obstacle(worker, order):
         return (*begin, *fail(worker, f"rank {worker.rank} {why}"))
     if worker.rank in order.given:
         worker.state = State.COPYING
@@ -140,7 +140,7 @@ def obey(worker: "Worker", order: Restore | Save) -> act.Actions:
     return (*begin, act.RollBack(), *offer, *_FORM)
 
 
-def _hinders(worker: "Worker", order: Restore) -> str:
+def _obstacle(worker: "Worker", order: Restore) -> str:
     """Return the reason why this rank cannot go on from its own state as it is ordered, or an empty string."""
     at = worker.at_collective
     if worker.rank in order.given:
@@ -217,7 +217,7 @@ def on_taken(worker: "Worker", event: ev.StateTaken) -> act.Actions:
 
 
 def on_results_taken(worker: "Worker", event: ev.ResultsTaken) -> act.Actions:  # noqa: ARG001
-    """Form the new group with the others: the collective in which they wait is the one that is called next there."""
+    """Form the new group with the others. Resumed, this rank goes on to where they are."""
     worker.state = State.FORMING
     return _FORM
 

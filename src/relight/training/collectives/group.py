@@ -266,21 +266,19 @@ class _CuttableWork(dist.Work):
             if not self._policy.code_between.meet():
                 self._work = self._alone()
             return self._work.wait()
-        self._end()
-        return is_done
-
-    def _end(self) -> None:
         if not self._is_over:  # a second wait may come after the script has changed the result
             self._is_over = True
             self._policy.code_between.complete(self)
+        return is_done
 
     @not_compiled
     def is_completed(self) -> bool:
-        if is_completed := self._work.is_completed():
-            self._end()
-        return is_completed
+        if self._work.is_completed():
+            self.wait()  # it may have been cut: a script that asks this need not wait as well
+            return True
+        return False
 
     @not_compiled
     def get_future(self) -> Any:
-        self._policy.code_between.lose_sight()
+        self._policy.code_between.took_future()
         return self._work.get_future()

@@ -30,8 +30,8 @@ class CodeBetween(Protocol):
     def complete(self, work: Cuttable) -> None:
         """A collective is over, and its result has not been changed yet."""
 
-    def lose_sight(self) -> None:
-        """The script will learn of the end of a collective in another way than by waiting for it."""
+    def took_future(self) -> None:
+        """The script has taken a collective's future, and may learn of its end from that instead of waiting for it."""
 
     def meet(self) -> bool:
         """Recover inside a collective that was cut, and call again those under way. False: go on alone.
@@ -54,7 +54,7 @@ class NoCodeBetween:
     def complete(self, work: Cuttable) -> None:
         """Do nothing."""
 
-    def lose_sight(self) -> None:
+    def took_future(self) -> None:
         """Do nothing."""
 
     def meet(self) -> bool:

@@ -51,7 +51,7 @@ class Kept:
     looked: Any = None  # when it was last looked at
     kept: Any = NEVER  # when the private state was kept last
     is_put_in: bool = False  # since then, as another process had it, or this one in an older version
-    grows: bool = False  # only shown, and of lists in it only the end changes
+    grows: bool = False  # of lists in it only the end changes
     is_only_added_to: bool = False  # nothing in the steps reaches what was added before
     lasting: Any = None  # as it was written down then, if that stands for as long as `kept` shows no change
 

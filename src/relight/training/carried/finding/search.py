@@ -154,7 +154,7 @@ class Search:
         )
         if one is None:
             return
-        one.grows, one.is_only_added_to = found.grows and not found.feeds, found.is_only_added_to
+        one.grows, one.is_only_added_to = found.grows, found.is_only_added_to
         one.at_end_of_epoch, one.late_at_end, value = found.at_end_of_epoch, found.late_at_end, one.spot.get()
         if found.is_counted and one.feeds:
             raise refusals.of_counter(one)

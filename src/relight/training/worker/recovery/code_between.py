@@ -164,8 +164,8 @@ class CodeBetween:
         """A collective is over, and its result has not been changed yet."""
         self._calls.complete(work)
 
-    def lose_sight(self) -> None:
-        """The script will learn of the end of a collective in another way than by waiting for it."""
+    def took_future(self) -> None:
+        """The script has taken a collective's future, and may learn of its end from that instead of waiting for it."""
         self._calls.stop()
 
     def meet(self) -> bool:
